@@ -33,7 +33,7 @@ from hedgerow.platform.ui.command_output import CommandOutput, handle_user_error
 HELP_SECTIONS = {
     "Run": ("run", "search", "replay", "table", "resume"),
     "Write": ("new", "schema", "completion"),
-    "Look": ("report", "compare", "export", "show", "list", "partition", "ui", "push"),
+    "Inspect": ("demo", "watch", "report", "compare", "export", "show", "list", "partition", "ui", "push"),
     "Clusters": ("plan", "submit", "jobs", "logs", "stop"),
 }
 """Commands under each heading, in the order of the help."""
@@ -344,7 +344,54 @@ def completion(shell: str) -> None:
     click.echo(kind(main, {}, "hedgerow", "_HEDGEROW_COMPLETE").source())
 
 
-# Look
+# Inspect
+
+
+@main.command()
+@output_option("HTML file to write (default: hedgerow-demo.html).")
+@click.option("--open", "browse", is_flag=True, help="Open the page in a browser.")
+@prints_output
+def demo(output: Path | None, browse: bool) -> CommandOutput:
+    """Write the report of a finished search on the digits, without training.
+
+    The records of a real search are part of the package.
+
+    Example: hedgerow demo --open
+    """
+    from hedgerow.reports.demo_command import show_demo
+
+    return show_demo(output, browse)
+
+
+@main.command()
+@click.argument("name", shell_complete=complete_runs)
+@click.option("--page", is_flag=True, help="Write the report every few seconds instead; the page reloads itself.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks at the files.",
+)
+@server_option
+@handle_user_errors
+def watch(name: str, page: bool, every: float, address: str | None) -> None:
+    """Follow a run, a search or a job until it ends, or until Ctrl-C.
+
+    NAME is the folder of a run or of a search, or the identifier of a job on a cluster. The command only reads files
+    and the output of jobs: it can be started and stopped at any time.
+
+    Example: hedgerow watch runs/digits-fedavg-20260101-120000
+    """
+    if name.startswith("raysubmit_"):
+        from hedgerow.cluster.job_commands import print_logs
+
+        sys.exit(print_logs(name, address, True))
+    announce(name)
+    from hedgerow.reports.watch_command import watch as follow
+
+    sys.exit(follow(name, page, every))
 
 
 @main.command()

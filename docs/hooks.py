@@ -1,28 +1,30 @@
 """MkDocs hooks: generated parts of pages, equations as MathML, and results as pages.
 
-A line `::: PART ARGUMENT` in a page is replaced by a generated part: `::: algorithm feddyn`, `::: commands`.
+A line `::: PART ARGUMENT` in a page is replaced by a generated part, such as `::: algorithm feddyn`. Other
+lines with `:::` belong to mkdocstrings, such as `::: hedgerow.api.run`.
 """
 
 import ast
 import logging
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 from typing import Any
 
-from docstring_pages import commands, module, prose
+from command_pages import commands
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
-from readme import cells, methods, source_file, tests
-from settings_pages import experiment_file, hyperparameters, indented
+from readme import PACKAGES, ROOT, cell, cells, families, methods, source_file, tests
+from settings_pages import experiment_file, hyperparameters, indented, paragraphs
 from slot_tables import slots
 from tuning_tables import tuning
 
-ROOT = Path(__file__).parent.parent
+from hedgerow.searchspaces.listing import KINDS
+
 LOG = logging.getLogger("mkdocs.hooks")
 UNDER = re.compile(r"(?:\\(arg))?\\(min|max)_(\{[^}]*\}|\\[a-z]+|\w)")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-PART = re.compile(r"^::: (\w+) ?(.*)$", re.MULTILINE)
 
 
 def algorithm(name: str) -> str:
@@ -30,8 +32,9 @@ def algorithm(name: str) -> str:
     file = source_file(name)
     source = (ROOT / file).read_text()
     code = indented(f"```python\n{source}```\n")
+    about = paragraphs(ast.get_docstring(ast.parse(source)) or "")
     return (
-        f"**`algorithm: {{name: {name}}}`**  \n{prose(ast.get_docstring(ast.parse(source)))}  \n"
+        f"**`algorithm: {{name: {name}}}`**  \n{about}  \n"
         f"Tests: {cells(tests(name))}\n\n"
         f"{hyperparameters(name)}\n"
         f'??? example "The code: `{file}`"\n\n{code}\n'
@@ -41,10 +44,32 @@ def algorithm(name: str) -> str:
 def index(_: str) -> str:
     """Table of all algorithms, with links to their equations."""
     rows = []
-    for name in methods():
+    for name, method in methods().items():
         page = page_of(name)
-        rows.append(f"| [`{name}`]({page.name}#{anchor(page, name)}) | {methods()[name].source.rstrip('.')} |\n")
-    return "| `algorithm.name` | method |\n|---|---|\n" + "".join(rows)
+        link = f"[`{name}`]({page.name}#{anchor(page, name)})"
+        rows.append(f"| {link} | {cell(method.what)} | {cell(method.source.rstrip('.'))} |\n")
+    return "| `algorithm.name` | description | source |\n|---|---|---|\n" + "".join(rows)
+
+
+def choices(kind: str) -> str:
+    """Table of the names that an experiment file accepts, as `hedgerow list` prints them."""
+    rows = [f"| `{one.name}` | {cell(paragraphs(one.what))} |\n" for one in KINDS[kind]()]
+    return "| name | description |\n|---|---|\n" + "".join(rows)
+
+
+def tables(_: str) -> str:
+    """Table of the published tables, as `hedgerow list tables` prints them."""
+    rows = [f"| `{one.name}` | {cell(paragraphs(one.what))} | {cell(one.source)} |\n" for one in KINDS["tables"]()]
+    return "| table | contents | source |\n|---|---|---|\n" + "".join(rows)
+
+
+def references(_: str) -> str:
+    """Table of the sources of all algorithms, with their methods."""
+    found: dict[str, list[str]] = {}
+    for name, method in methods().items():
+        found.setdefault(method.source.rstrip("."), []).append(name)
+    rows = [f"| {cell(source)} | {cells(names)} |\n" for source, names in sorted(found.items())]
+    return "| source | `algorithm.name` |\n|---|---|\n" + "".join(rows)
 
 
 def page_of(name: str) -> Path:
@@ -62,12 +87,16 @@ def anchor(page: Path, name: str) -> str:
 PARTS = {
     "algorithm": algorithm,
     "algorithms": index,
-    "commands": lambda _: commands(),
-    "module": lambda argument: module(*argument.split()),
+    "choices": choices,
+    "commands": commands,
     "experiment_file": lambda _: experiment_file(),
+    "families": lambda _: families(""),
+    "references": references,
     "slots": slots,
+    "tables": tables,
     "tuning": tuning,
 }
+PART = re.compile(rf"^::: ({'|'.join(PARTS)})(?: (.*))?$", re.MULTILINE)
 
 
 def mathml(found: re.Match[str]) -> str:
@@ -85,6 +114,20 @@ def mathml(found: re.Match[str]) -> str:
 # ---- hooks of MkDocs -------------------------------------------------------------------------------------------------
 
 
+def on_startup(**_: Any) -> None:
+    """Links the modules into a folder of their own, from which mkdocstrings reads them.
+
+    The root of the repository has more than the package, and mkdocstrings needs an `__init__.py` in `platform/`.
+    """
+    home = ROOT / "build" / "docs-source" / "hedgerow"
+    shutil.rmtree(home, ignore_errors=True)
+    for path in [*ROOT.glob("*.py"), *(one for package in PACKAGES for one in (ROOT / package).rglob("*.py"))]:
+        link = home / path.relative_to(ROOT)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    (home / "platform" / "__init__.py").touch()
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the results of the benchmarks, with their tables and figures, as pages."""
     results = ROOT / "benchmarks"
@@ -100,7 +143,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             r"\[([^]]+)\]\((?:\.\./(?!docs/)|results/)[\w./-]+\.(?:csv|json|py|yaml)\)", r"`\1`", markdown
         )
         markdown = markdown.replace("](../docs/", "](../")
-    return PART.sub(lambda part: PARTS[part[1]](part[2].strip()), markdown)
+    return PART.sub(lambda part: PARTS[part[1]]((part[2] or "").strip()), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:

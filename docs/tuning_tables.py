@@ -55,7 +55,7 @@ def tasks() -> str:
 
 
 def methods() -> str:
-    """What each method does, and on which tasks it was measured."""
+    """Description of each method, and the tasks on which it was measured."""
     found = results()
     rows = []
     for name, method in found["methods"].items():

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import zipfile
 
+import pytest
 from paths import ROOT
 from preloaded import run_python
 
@@ -41,8 +42,22 @@ def test_the_wheel_holds_every_module(tmp_path):
     assert spaces <= set(zipfile.ZipFile(wheel).namelist())
     pages = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "reports/page/template").iterdir()}
     assert pages <= set(zipfile.ZipFile(wheel).namelist())
+    assert "hedgerow/reports/demo.zip" in zipfile.ZipFile(wheel).namelist()
     cluster_files = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "cluster/files").iterdir()}
     assert cluster_files | {"hedgerow/cluster/round_time.json"} <= set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.exhaustive("processes")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_built_wheel_runs_in_an_empty_environment(version):
+    """It fetches what the cache of uv does not have, such as PyTorch for this version of Python."""
+    process = subprocess.run(
+        [sys.executable, ".ci/smoke.py", "--python", version], cwd=ROOT, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    if "not tried" in process.stdout:
+        pytest.skip(process.stdout)
 
 
 def test_the_module_is_the_command():

@@ -23,7 +23,7 @@ def attackers(seed: int, population: int, fraction: float) -> np.ndarray:
 
 
 class Attack(Settings):
-    """What a fixed part of the clients does instead of what the algorithm asks. Its fields are its hyperparameters.
+    """Behaviour of a fixed part of the clients, in place of the algorithm's step. Its fields are its hyperparameters.
 
     An update is a tree of all parts of a client step's result that slots may change, by name: for values, the
     difference from what the client received. Attacks come before the transforms, so that what attackers send has the

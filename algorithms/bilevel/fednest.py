@@ -27,7 +27,7 @@ class FedNest(Bilevel):
         anchor_batch_size: int | None = Field(
             None,
             ge=1,
-            description="samples of each anchor gradient, the mean of which corrects the local steps; null: all",
+            description="samples of each anchor gradient, whose mean corrects the local steps; null: all",
         )
         u_steps: int = Field(10, ge=1, description="N; the length of the Neumann series is drawn uniformly below N")
 

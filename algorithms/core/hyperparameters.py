@@ -25,12 +25,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of keys of which exactly one has a value and the other is null. Pairs of base classes apply too.
+    """Pairs of keys: exactly one has a value and the other is null. Pairs of base classes apply too.
 
     Setting one of them sets the other to null, whatever its default, unless it is given as well."""
 
     rivals: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of keys of which at most one may be given. An override of one of them removes the other."""
+    """Pairs of keys: at most one may be given. An override of one of them removes the other."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

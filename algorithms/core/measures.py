@@ -27,8 +27,8 @@ class ScoreFunction:
     """A loss or a metric: a function (outputs, targets, mask) of a mini-batch.
 
     outputs: of the model, (samples, ...). targets: as the data set has them. mask: (samples,), 1 for real samples and 0
-    for padding. The function returns one value per sample, (samples,), of which the mean over all real samples is
-    taken; or a pair (sum, count) of 0-d tensors without padding, of which the sums over all batches, clients and shards
+    for padding. The function returns one value per sample, (samples,), and the mean over all real samples is
+    taken; or a pair (sum, count) of 0-d tensors without padding, and the sums over all batches, clients and shards
     are divided. It runs for one client or, under `torch.func.vmap`, for several.
 
     targets: kinds of targets that it takes; empty: any. mode: whether a metric is to be minimised or maximised; None:

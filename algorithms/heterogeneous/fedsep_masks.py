@@ -50,7 +50,7 @@ class FedSepMasks(PartialTraining):
         )
         budget: Literal["width", "macs"] = Field(
             "width",
-            description="quantity of which a capacity is a share; width: the channels of each layer; macs: the "
+            description="quantity that a capacity is a share of; width: the channels of each layer; macs: the "
             "multiply-adds, where clients keep the square root of their capacity as their share of channels",
         )
         encoder: Literal["first_term", "full"] = Field(

@@ -17,7 +17,7 @@ class BilevelTask(Task):
     """A task with an upper and a lower level. x and y are trees."""
 
     deals_x: ClassVar[bool] = False
-    """Whether x consists of parts, each of which concerns only one client."""
+    """Whether x consists of parts that concern only one client each."""
 
     def start(self) -> Tree:
         """Returns the initial {"x": ..., "y": ...}."""
@@ -28,7 +28,7 @@ class BilevelTask(Task):
         raise NotImplementedError
 
     def outputs(self, x: Tree, y: Tree, batch: "Batch") -> Tensor:
-        """Outputs, such as logits, of which g^m is a convex function."""
+        """Outputs, such as logits; g^m is a convex function of them."""
         raise NotImplementedError
 
     def fit(self, x: Tree, outputs: Tensor, batch: "Batch") -> Tensor:

@@ -9,7 +9,7 @@ from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.measures_section import measure_name
 
 EVALUATED = {"test", "validation", "client"}
-"""Words of which one is in the name of every metric of an evaluation."""
+"""Words in names of metrics of an evaluation: every such name has one of them."""
 
 
 class Patience(Section):

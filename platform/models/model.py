@@ -45,7 +45,7 @@ class Model(Section):
     """Whether other people wrote the network. It is tried before the first round: its training mode, and vmap."""
 
     buffers: ClassVar[BufferPolicy] = "average"
-    """What becomes of buffers that training changes, see `CustomModel.buffers`."""
+    """Treatment of buffers that training changes, see `CustomModel.buffers`."""
 
     name: str = ""
     """Name of the model in the experiment file, set by the registry."""

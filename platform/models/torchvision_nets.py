@@ -171,7 +171,7 @@ def resnet(
     bottleneck: bool = False,
     large_images: bool = False,
 ) -> Staged:
-    """A stem and stages of blocks, all but the first of which begin with stride 2; the stem is part of the first stage.
+    """A stem and stages of blocks; all but the first stage begin with stride 2; the stem is part of the first stage.
 
     The stem is a 3x3 convolution; for large images, it is a 7x7 convolution with stride 2 and a max-pool with stride 2.
     """

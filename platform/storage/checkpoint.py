@@ -149,7 +149,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> tuple[Tree, dict[str, Any]]:
-    """Server state and progress of a checkpoint, all files of which are verified.
+    """Server state and progress of a checkpoint whose files are all verified.
 
     progress["history"]: the records, as a sequence. Raises DamagedCheckpoint.
     """

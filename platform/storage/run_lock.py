@@ -212,6 +212,17 @@ class RunLock:
         return self.folder / f"{number:08d}"
 
 
+def is_abandoned(run: Path) -> bool:
+    """Whether the last process that held the lock of a run folder released it, or ran on this machine and is gone."""
+    lock = RunLock(run)
+    try:
+        lines = lock._file(_last(lock.folder)).read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    holder = _parsed(lines)
+    return RELEASED in lines[1:] or (holder is not None and holder.is_here() and not holder.is_alive())
+
+
 def _numbers(folder: Path) -> list[int]:
     """Numbers of the claims in a folder of claims."""
     return [int(file.name) for file in folder.iterdir() if file.name.isdecimal()]

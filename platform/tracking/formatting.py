@@ -16,10 +16,14 @@ def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
     more = [key.removeprefix("test_") for key in summary if key.startswith("test_") and key != f"test_{main}"]
     return {
         "rounds": str(summary["rounds"]),
-        main.replace("_", " "): value_text(main, summary[f"test_{main}"], targets),
+        f"test {main.replace('_', ' ')}": value_text(main, summary[f"test_{main}"], targets),
         "best": value_text(main, summary[f"best_test_{main}"], targets),
-        **{name.replace("_", " "): value_text(name, summary[f"test_{name}"]) for name in more if name != "loss"},
-        "loss": loss_text(summary["test_loss"]),
+        **{
+            f"test {name.replace('_', ' ')}": value_text(name, summary[f"test_{name}"])
+            for name in more
+            if name != "loss"
+        },
+        "test loss": loss_text(summary["test_loss"]),
         "clients": value_text(main, summary[f"client_{main}"], targets),
         "worst 10 %": value_text(main, summary[f"client_{main}_worst10"]),
         **{

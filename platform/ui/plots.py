@@ -9,7 +9,7 @@ import numpy as np
 
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.summary import main_metric, reported
-from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, new_figure, save, tidy
+from hedgerow.platform.ui.plotting import COLOURS, grid, line_styles, new_figure, save, tidy
 from hedgerow.platform.ui.series import (
     AXES,
     STREAM_CURVES,
@@ -83,8 +83,8 @@ def seed_curves(
     figure, (accuracy, loss, *others) = grid(2 + len(extra), 5, 4)
     scales = (100 if share else 1, *[1] * len(extra))
     panels = list(zip((accuracy, *others), (main, *extra), scales, strict=True))
-    for index, (name, group) in enumerate(groups.items()):
-        style = line_style(index)
+    for (name, group), line in zip(groups.items(), line_styles(groups), strict=True):
+        style = {**line, "linewidth": 1.6}
         for axes, key, scale in panels:
             _line(axes, group, key, by, scale, label=name, **style)
         _line(loss, group, "test_loss", by, label=f"{name}, test", **style)
@@ -122,12 +122,6 @@ def _line(axes: Any, runs: list[list[RoundRecord]], key: str, by: str, scale: fl
         axes.fill_between(x, scale * (y - spread), scale * (y + spread), color=style["color"], alpha=0.15, linewidth=0)
 
 
-def line_style(index: int) -> dict[str, Any]:
-    """Colour and dashes of the line of a run."""
-    dashes = STYLES[index // len(COLOURS) % len(STYLES)]
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, "linewidth": 1.6}
-
-
 def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
     """Draw `stream_curves`; returns the PNG and SVG files."""
     return save(stream_curves(streams), path)
@@ -143,12 +137,11 @@ def stream_curves(streams: dict[str, dict[str, dict[str, Points]]]) -> Any:
     panels = figure.subplots(len(streams), len(keys), squeeze=False)
     for row, (title, runs) in zip(panels, streams.items(), strict=True):
         for axes, key in zip(row, keys, strict=True):
-            for index, (name, by_key) in enumerate(runs.items()):
+            for (name, by_key), style in zip(runs.items(), line_styles(runs), strict=True):
                 if by_key[key]:
                     marker = "o" if key == "ltm" else None
-                    axes.plot(
-                        *zip(*by_key[key], strict=True), label=name, marker=marker, markersize=3, **line_style(index)
-                    )
+                    points = zip(*by_key[key], strict=True)
+                    axes.plot(*points, label=name, marker=marker, markersize=3, linewidth=1.6, **style)
             axes.set(title=title, xlabel="tasks", ylabel=STREAM_CURVES[key])
             axes.xaxis.get_major_locator().set_params(integer=True)
             if key != "efficiency_points":

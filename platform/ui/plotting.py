@@ -1,7 +1,10 @@
 """Colours of all charts, and matplotlib figures. matplotlib takes a second to import, and is imported on use."""
 
 import io
+import re
+from collections.abc import Iterable
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,26 @@ DARK_COLOURS = ["#5db4ef", "#ff9550", "#3fcfa2", "#e59cc6", "#eabd4a", "#9ad6fb"
 """The same colours on black."""
 
 STYLES = ["-", "--", "-.", ":"]
+
+METHODS = ("fedavg", "fedprox", "feddyn", "scaffold", "fednova", "fedsplit", "hedge")
+"""Methods whose lines have the same colour in every figure: the colour at the same place of COLOURS."""
+
+
+def line_styles(labels: Iterable[str]) -> list[dict[str, Any]]:
+    """Colour and dashes of a line for each label. A label with the name of a method has the colour of the method."""
+    labels = list(labels)
+    places: dict[int, int] = {}
+    for index, label in enumerate(labels):
+        words = re.split(r"[^a-z0-9]+", label.lower())
+        place = next((place for place, method in enumerate(METHODS) if method in words), None)
+        if place is not None and place not in places.values():
+            places[index] = place
+    free = (place for place in count() if place not in places.values())
+    order = [places[index] if index in places else next(free) for index in range(len(labels))]
+    return [
+        {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
+        for place in order
+    ]
 
 
 def new_figure(**options: Any) -> Any:

@@ -25,10 +25,10 @@ NUMBER = re.compile(r"[+×<-]?[\d.]|-?$")
 """Beginning of cells that are numbers; "-" and "" mean no number."""
 
 
-FIRST = ("run", "accuracy", "CTM", "LTM")
+FIRST = ("run", "test accuracy", "CTM", "LTM")
 
 
-NEXT = ("loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "transmissions", "simulated")
+NEXT = ("test loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "transmissions", "simulated")
 """Columns of the results by importance: first these two lists, with columns of targets in between, then all others."""
 
 
@@ -93,7 +93,7 @@ class Progress:
         main = main_metric([self.seen])
         if (value := self.seen.get(f"test_{main}")) is not None:
             shown = f"{value:.1%}" if "accuracy" in main else loss_text(value)
-            parts.append(f"{'test loss' if main == 'loss' else main.replace('_', ' ')} {shown}")
+            parts.append(f"test {main.replace('_', ' ')} {shown}")
         if "train_loss" in self.seen:
             parts.append(f"train loss {loss_text(self.seen['train_loss'])}")
         assert self._first is not None
@@ -109,7 +109,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     console = console or wide_console()
     targets = [heading for heading in headings if heading.startswith("to ")]
-    first = [*FIRST, *(str(summary.get("metric", "accuracy")).replace("_", " ") for _, summary in runs)]
+    first = [*FIRST, *(f"test {summary.get('metric', 'accuracy')}".replace("_", " ") for _, summary in runs)]
     draw_table([{h: row.get(h, "-") for h in headings} for row in rows], "Results", console, [*first, *targets, *NEXT])
     if costs := cost_rows(runs):
         print_rows(costs, "Computed by a client, per sample", console)

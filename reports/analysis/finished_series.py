@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 HEADINGS = {
-    "test_accuracy": "accuracy",
+    "test_accuracy": "test accuracy",
     "best_test_accuracy": "best",
-    "test_loss": "loss",
+    "test_loss": "test loss",
     "validation_accuracy": "validation",
     "ctm": "CTM",
     "ltm": "LTM",

@@ -131,9 +131,9 @@ def _cell(group: SeedGroup, number_of: Callable[[Run], float | None], metric: st
 
 
 SUMMARY = {
-    "test_accuracy": "accuracy",
+    "test_accuracy": "test accuracy",
     "best_test_accuracy": "best",
-    "test_loss": "loss",
+    "test_loss": "test loss",
     "ctm": "CTM",
     "ltm": "LTM",
     "client_accuracy": "clients",
@@ -147,7 +147,7 @@ def _measures(summary: dict[str, Any]) -> dict[str, str]:
     """Columns of metrics other than the accuracy, with their headings."""
     if (main := summary.get("metric")) is None:
         return {}
-    tests = {key: key.removeprefix("test_").replace("_", " ") for key in summary if key.startswith("test_")}
+    tests = {key: key.replace("_", " ") for key in summary if key.startswith("test_")}
     ends = {"": "clients", "_worst10": "worst 10 %", "_highest": "highest", "_lowest": "lowest"}
     return {f"best_test_{main}": "best"} | tests | {f"client_{main}{end}": heading for end, heading in ends.items()}
 

@@ -240,9 +240,9 @@ def _check_budget(budget: float | None, first_rounds: list[float], proposes: boo
         return
     least = max(first_rounds) if proposes else sum(first_rounds)
     if budget < least:
-        whom = "a trial" if proposes else f"each of the {len(first_rounds)} trials"
+        trials = "a trial" if proposes else f"each of the {len(first_rounds)} trials"
         raise UserError(
-            f"--budget: {budget:g} client rounds are less than one round of {whom}; give at least {least:g}"
+            f"--budget: {budget:g} client rounds are less than one round of {trials}; give at least {least:g}"
         )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.platform.ui.plots import draw_histograms, draw_streams
-from hedgerow.platform.ui.plotting import COLOURS, STYLES, grid, save, tidy
+from hedgerow.platform.ui.plotting import grid, line_styles, save, tidy
 from hedgerow.platform.ui.series import STREAM_CURVES, Points, smoothed
 from hedgerow.searchspaces.reproductions.row_result import HedgeResult, RowResult, SweepResult
 from hedgerow.searchspaces.reproductions.table_file import load_function
@@ -75,7 +75,7 @@ def draw_panel(axes: Any, result: SweepResult, axis: str) -> None:
     metric = result.row.shows or result.metric
     loss, accuracy = "loss" in metric, "accuracy" in metric
     scale = 100 if accuracy else 1
-    for index, heading in enumerate(result.row.methods):
+    for heading, style in zip(result.row.methods, line_styles(result.row.methods), strict=True):
         if not (best := result.best(heading)):
             continue
         if axis == "transmissions" and "round" in _axes(result) and not best[0].records[-1]["transmissions"]:
@@ -84,9 +84,8 @@ def draw_panel(axes: Any, result: SweepResult, axis: str) -> None:
         points = [(r[axis] or r["round"], scale * r[metric]) for r in best[0].records if metric in r]
         curve = smoothed(points) if result.row.smooth else points
         axes.plot(
-            *zip(*curve, strict=True), label=heading, linewidth=1.4, color=COLOURS[index % len(COLOURS)],
-            linestyle=STYLES[index % len(STYLES)], marker="o" if len(points) == 1 else None,
-        )  # fmt: skip
+            *zip(*curve, strict=True), label=heading, linewidth=1.4, marker="o" if len(points) == 1 else None, **style
+        )
         axes.set_xlabel(_label(axis, best[0].records[-1]["transmissions"]))
     values = [value for line in axes.lines for value in line.get_ydata()]
     ends = [line.get_ydata()[-1] for line in axes.lines]

@@ -205,7 +205,7 @@ def _search_section(section: Any, lines: Lines, source: str, imports: bool = Tru
 
 def _check_trial(search: SearchKind, base: dict[str, Any], overrides: Overrides, lines: Lines, source: str) -> None:
     """Raises UserError with the location of the searched key when a configuration is not a valid experiment, or has a
-    value in place of which clients draw others.
+    value that clients replace by their draws.
     """
     places = dict(lines)
     for key in overrides:

@@ -114,9 +114,9 @@ class SearchSetup:
 
 @dataclass(frozen=True)
 class KeptRounds:
-    """Rounds of which each trial keeps its predictions and its model until they are complete.
+    """Rounds whose predictions and models each trial keeps until they are complete.
 
-    metric: metric that the records of these rounds have. models: rounds between two rounds of which it keeps the model;
+    metric: metric that the records of these rounds have. models: rounds between two rounds whose model it keeps;
     0: none.
     """
 

@@ -145,7 +145,7 @@ def test_a_run_that_ends_before_ray_is_there_leaves_nothing_behind(tmp_path):
     with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
         assert len(finish(driver, [])) == 4
         assert set(driver.parameters()) == {"1.weight", "1.bias", "3.weight", "3.bias"}
-        # Ray comes up only now; nobody wants its actors any more.
+        # Ray comes up only now; its actors are no longer needed.
         driver._is_needed = False
         ready.set_result(None)
     assert not driver._is_started

@@ -126,6 +126,6 @@ def test_how_many_actors_fit():
     nodes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 16.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert actors_that_fit(Resources(cpus_per_actor=1), nodes) == 21
     assert actors_that_fit(Resources(cpus_per_actor=1, gpus_per_actor=0.25), nodes) == 5
-    # A share of 0.4 leaves 0.2 of each GPU unused: a share lies on one GPU.
+    # A share of 0.4 leaves 0.2 of each GPU unused: a share is on one GPU.
     assert actors_that_fit(Resources(cpus_per_actor=0.5, gpus_per_actor=0.4), nodes) == 6
     assert actors_that_fit(Resources(cpus_per_actor=0, gpus_per_actor=1), nodes) == 3

@@ -1,4 +1,4 @@
-"""On several nodes, one of which does not have the folder of the output: it sees an empty one in its place."""
+"""Several nodes; one of them does not have the folder of the output and sees an empty one in its place."""
 
 import json
 import re

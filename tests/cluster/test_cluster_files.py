@@ -143,7 +143,7 @@ def test_ray_fills_a_launcher_file_in(name, kinds):
     assert len(filled["available_node_types"]) == kinds
     (worker,) = (kind for kind in filled["available_node_types"] if kinds == 1 or kind != filled["head_node_type"])
     assert filled["available_node_types"][worker]["max_workers"] == config["max_workers"]
-    # The commands of the file, and no default beside them.
+    # The commands of the file, and no default in addition.
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         assert filled[key] == config[key]
     for key in ("head_setup_commands", "worker_setup_commands"):

@@ -1,4 +1,4 @@
-"""What would be placed where: by counting, against the room that Ray has, and refused where something lacks."""
+"""Dry run of placement: by counting, against the room that Ray has, and refused if resources are missing."""
 
 import json
 

@@ -125,7 +125,7 @@ def test_a_line_appears_before_the_slow_imports(tmp_path):
     with subprocess.Popen(command, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         said = b""
-        # Linux ends a terminal that nobody writes to any more by an error.
+        # Linux ends a terminal without writers by an error.
         with suppress(OSError):
             while part := os.read(ours, 65536):
                 said += part

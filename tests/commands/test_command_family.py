@@ -26,7 +26,7 @@ from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import load_search
 from hedgerow.searchspaces.tune.search_command import search_output
 
-README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs" / "reference" / "commands.md").read_text()
 COLOUR = re.compile(r"\x1b\[(\d+;)*(3\d|4\d|9\d|10\d)[;m]")
 
 
@@ -88,11 +88,11 @@ def test_options_of_one_name_are_one_option_everywhere():
     assert taken["--output"] == {"--output -o"}
 
 
-def test_the_help_shows_every_command_once_and_the_readme_its_exit_codes():
+def test_the_help_shows_every_command_once_and_the_reference_has_its_exit_codes():
     named = [name for names in HELP_SECTIONS.values() for name in names]
     assert sorted(named) == sorted(set(named)) == sorted(main.commands)
     told = re.findall(r"^ +(\d+) {2}", hedgerow("-h").output, re.MULTILINE)
-    assert told == ["0", "1", "2", "130", "143"] == re.findall(r"^\| (\d+) \|", README, re.MULTILINE)
+    assert told == ["0", "1", "2", "130", "143"] == re.findall(r"^\| (\d+) \|", REFERENCE, re.MULTILINE)
 
 
 def test_a_run_leaves_one_document_on_standard_output_and_progress_beside_it(here):

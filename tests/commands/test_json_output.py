@@ -1,4 +1,4 @@
-"""`--json` of whole commands, each in a process of its own: one document as the reference tells, and nothing beside."""
+"""`--json` of whole commands, each in a process of its own: one document as in the reference, and nothing else."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from hedgerow.searchspaces.spaces.search_file import load_search
 
 class Stop:
     labels = ["", ""]
-    trial = state = staticmethod(lambda *told: None)
+    trial = state = staticmethod(lambda *arguments: None)
 
     def hedge(self, record):
         if record["round"] == 2:

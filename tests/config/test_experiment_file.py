@@ -1,4 +1,4 @@
-"""Experiment files: what they say is what one gets, and every mistake ends in one sentence with its place and mend."""
+"""Experiment files: their meaning, and that every mistake ends in one sentence with its place and correction."""
 
 import pickle
 import re

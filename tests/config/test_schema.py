@@ -113,7 +113,7 @@ def test_the_good_file_fits():
 
 
 def sections(values: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Where sections stand; what lies in `search.space` has keys of another kind."""
+    """Where sections stand; `search.space` has keys of another kind."""
     found = [path]
     for key, value in values.items():
         if isinstance(value, dict) and (*path, key) != ("search", "space"):

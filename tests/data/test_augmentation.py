@@ -170,7 +170,7 @@ def test_loop_equals_vmap_and_a_run_repeats_itself():
 
 
 def test_evaluation_sees_samples_as_they_are():
-    """Whoever does not move is scored the same with and without augmentation, on test and on clients' samples."""
+    """An unchanged model is scored the same with and without augmentation, on test and on clients' samples."""
     scores = [
         {key: value for key, value in run(augment, lr=1e-12)[1][-1].items() if key.startswith(("test_", "client_"))}
         for augment in (ALL, None)

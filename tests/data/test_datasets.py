@@ -105,7 +105,7 @@ def test_cifar10_batches(tmp_path, monkeypatch):
     names = [write(f"data_batch_{i}", {"data": pixels, "labels": [0, 1, 2, 3, 4, i]}) for i in range(1, 3)]
     test = write("test_batch", {"data": pixels[:2], "labels": [8, 9]})
     meta = write("batches.meta", {"label_names": [f"class {i}" for i in range(10)]})
-    # torchvision unpickles nothing whose checksum it does not know: it is told those of these small files.
+    # torchvision unpickles nothing whose checksum it does not know: the test gives it those of these small files.
     monkeypatch.setattr(CIFAR10, "train_list", [list(n) for n in names])
     monkeypatch.setattr(CIFAR10, "test_list", [list(test)])
     monkeypatch.setattr(CIFAR10, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
@@ -241,7 +241,7 @@ def test_real_mnist_when_it_is_there():
 
 
 def omniglot(root: Path) -> None:
-    """Two zips as its authors give them: black drawings on white; one alphabet lies in both."""
+    """Two zips as its authors give them: black drawings on white; one alphabet is in both."""
     folder = root / "omniglot-py"
     folder.mkdir()
     for number, alphabets in ((1, ("Greek", "Latin")), (2, ("Latin", "Sanskrit"))):

@@ -101,7 +101,7 @@ def test_columns_of_numbers_of_lists_and_of_tokens(home):
         ({"features": "tokens", "tokens": True}, "task.data.length: samples in column 'tokens' of both have different"),
         ({"train": "trian"}, "task.data.train: both has no split 'trian' (train, test); name one of these"),
         ({"test": "valid"}, "task.data.test: both has no split 'valid' (train, test)"),
-        ({"path": "nobody/nothing"}, "task.data.path: nobody/nothing: there is no "),
+        ({"path": "unknown/nothing"}, "task.data.path: unknown/nothing: there is no "),
         ({"path": ""}, "has neither Parquet files nor the files of save_to_disk"),
     ],
     ids=str,

@@ -110,7 +110,7 @@ def test_label_noise_replaces_labels_for_training(noise):
         assert shares == [0.4] * 10
     else:
         assert 0.2 <= min(shares) < 0.4 < 0.7 < max(shares) <= 0.9
-    # All classes are as likely, and nobody else's labels change.
+    # All classes are as likely, and no other labels change.
     changes = (partition.labels - MNIST_LIKE)[wrong] % 10
     assert (np.bincount(changes, minlength=10)[1:] > 0.08 * wrong.sum()).all()
     assert not np.isin(np.flatnonzero(wrong), partition.rows("validation")).any()

@@ -1,4 +1,4 @@
-"""Public samples: nobody's own, the same for all, without labels."""
+"""Public samples: of no client, the same for all, without labels."""
 
 from dataclasses import replace
 

@@ -13,6 +13,7 @@ from paths import ROOT
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.searchspaces.listing import KINDS
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 SECTIONS = {
@@ -120,3 +121,23 @@ def test_every_command_is_in_the_reference_with_its_options(site):
         assert f"hedgerow {name}</code>" in told
         for option in (p for p in command.params if isinstance(p, click.Option)):
             assert all(word in told for word in option.opts), option.opts
+
+
+def test_every_choice_of_an_experiment_file_is_in_the_reference(site):
+    choices = (site / "reference" / "choices.html").read_text()
+    for kind in ("datasets", "partitions", "models"):
+        assert all(f"<code>{choice.name}</code>" in choices for choice in KINDS[kind]())
+    tables = (site / "how-to" / "published-tables.html").read_text()
+    assert all(f"<code>{table.name}</code>" in tables for table in KINDS["tables"]())
+
+
+def test_the_search_works_from_the_disk(site, browser):
+    page = browser.new_page()
+    page.goto((site / "algorithms" / "federated.html").as_uri())
+    page.fill("input.md-search__input", "peaceman rachford splitting")
+    page.wait_for_selector(".md-search-result__link", state="attached", timeout=30_000)
+    link = page.locator(".md-search-result__link").first.get_attribute("href")
+    assert link is not None
+    assert link.startswith("file:")
+    assert "algorithms/federated.html" in link
+    page.close()

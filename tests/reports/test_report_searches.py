@@ -1,4 +1,4 @@
-"""What a report says of searches beside runs: Hedge as one learner, and one colour for an experiment throughout."""
+"""Reports of searches next to runs: Hedge as one learner, and one colour for an experiment throughout."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def change(folder: RunFolder, **sections) -> None:
 
 
 def searched(run: RunFolder, path: Path, experts: int, seed: int = 0, **algorithm) -> str:
-    """A Hedge search over learning rates as it lies on disk, made of copies of one run; the last expert ends best."""
+    """A stored Hedge search over learning rates, made of copies of one run; the last expert ends best."""
     rates = [round(0.1 * (i + 1), 1) for i in range(experts)]
     path.mkdir()
     shutil.copy(run.experiment, path)

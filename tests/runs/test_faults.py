@@ -161,7 +161,7 @@ def test_a_termination_notice_saves_every_trial_and_the_search_goes_on_from_its_
         while not any(
             len(RunLog(f, HedgeRecord).read()) >= 4 for f in (tmp_path / "here").glob("small-*/metrics.jsonl")
         ):
-            assert driver.poll() is None, "the search ended before it could be told"
+            assert driver.poll() is None, "the search ended before it could be interrupted"
             time.sleep(0.01)
         driver.terminate()
         assert driver.wait(timeout=120) == 143

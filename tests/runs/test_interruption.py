@@ -32,7 +32,7 @@ ENDLESS = {"rounds": 10**6, "checkpoints__every": 0}
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Nobody's cluster, whatever the environment says."""
+    """No cluster, whatever the environment says."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 

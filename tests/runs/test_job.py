@@ -103,7 +103,7 @@ from hedgerow.searchspaces.spaces.search_file import load_search
 
 class Stop:
     labels = [""] * 4
-    trial = state = staticmethod(lambda *told: None)
+    trial = state = staticmethod(lambda *arguments: None)
 
     def hedge(self, record):
         if record["round"] == 2:

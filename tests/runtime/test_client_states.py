@@ -152,7 +152,7 @@ def test_memory_stays_within_the_budget_and_the_file_has_no_name(tmp_path):
         rows.read(np.arange(start, start + 100), back)
         assert np.array_equal(back, records)
     assert rows.spilled == 3900
-    # 256 MiB are written, of which 6 may stay; the rest is what reading and writing need for themselves.
+    # 256 MiB are written; 6 of them may stay; the rest is what reading and writing need for themselves.
     assert psutil.Process().memory_info().rss - before < 40 * 2**20
     assert os.listdir(tmp_path) == []  # noqa: PTH208
     held = rows.file.fileno()

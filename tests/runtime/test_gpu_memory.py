@@ -45,7 +45,7 @@ def test_a_chunk_too_large_for_the_gpu_ends_the_measurement(tmp_path, monkeypatc
 
 
 class OnGpu(Executor):
-    """Of which every answer comes from a worker that has held so many MB of a GPU."""
+    """Every answer comes from a worker that has held this many MB of a GPU."""
 
     def _send(self, method, arguments, broadcasts=None, again=False):
         answers = super()._send(method, arguments, broadcasts)

@@ -59,7 +59,7 @@ def test_speeds_are_those_of_their_model():
     # Four standard errors.
     assert abs(logarithms.mean()) < 4 * 0.5 / math.sqrt(MANY)
     assert abs(logarithms.std() - 0.5) < 4 * 0.5 / math.sqrt(2 * MANY)
-    # Each client's own, whoever else is asked for; another seed's are others.
+    # Each client's own, whatever other clients are sampled; another seed's are others.
     assert (drawn.of(0, clients[5:9]) == drawn.of(0, clients)[5:9]).all()
     assert (drawn.of(1, clients) != drawn.of(0, clients)).all()
 

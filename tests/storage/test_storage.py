@@ -90,7 +90,7 @@ def test_a_copy_has_what_the_folder_has_and_no_more(folder, tmp_path):
 
 
 class Failing(Storage):
-    """Fails for good after some operations; one that is being written stays half written."""
+    """Fails permanently after some operations; one that is being written stays half written."""
 
     def __init__(self, uri: str, left: int):
         super().__init__(uri)
@@ -200,7 +200,7 @@ def test_settings_of_a_file_system_stay_behind_the_run():
 
 
 def kept(tmp_path: Path, **settings):
-    """A small inline run with client states, whose copy lies beside it."""
+    """A small inline run with client states, whose copy is next to it."""
     output, there = tmp_path / "here", uri(tmp_path / "there")
     return small(output, resources__executor="inline", rounds=8, checkpoints__storage=there, **settings)
 
@@ -293,7 +293,7 @@ def test_missing_credentials_end_before_any_work(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    # A server that nobody needs to ask: without credentials, or with nobody there, it comes to the same.
+    # A server that must not be asked: without credentials, or without a server, the result is the same.
     there = "s3://bucket/runs?endpoint_override=127.0.0.1:1&scheme=http&region=here"
     with pytest.raises(UserError, match=r"checkpoints\.storage: cannot write to .* credentials in the environment"):
         run(small(tmp_path / "here", checkpoints__storage=there))

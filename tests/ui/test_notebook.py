@@ -144,7 +144,7 @@ def test_an_interrupted_run_is_read_and_resumed_to_the_same_end(ran, tmp_path, c
     ended = hedgerow.resume(stopped.value.folder)
     assert ended.frame.drop(columns="seconds").equals(ran.frame.drop(columns="seconds"))
     # In plain Python, progress is plain lines.
-    assert "small: round 6/6  accuracy" in capsys.readouterr().out
+    assert "small: round 6/6  test accuracy" in capsys.readouterr().out
 
 
 STOP = """
@@ -214,7 +214,7 @@ def test_a_run_is_one_display_that_is_replaced_as_it_goes(executed):
     assert len(pictures) > 1
     live, result = html(outputs["run"])
     assert live == pictures[-1]
-    assert "20/20  accuracy" in live
+    assert "20/20  test accuracy" in live
     assert 'aria-label="test accuracy by round"' in live
     assert "data:image/png;base64," in result
 

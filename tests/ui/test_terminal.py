@@ -64,15 +64,15 @@ def test_a_loss_reaches_its_target_from_above():
 
 def test_more_decimals_are_shown_where_rounding_would_reach_a_target():
     near = summarise(records([0.8997]), [0.9])
-    assert summary_cells(near)["accuracy"] == summary_cells(near)["best"] == "89.97%"
-    assert summary_cells(summarise(records([0.9]), [0.9]))["accuracy"] == "90.0%"
-    assert summary_cells(summarise(records([0.8997]), []))["accuracy"] == "90.0%"
+    assert summary_cells(near)["test accuracy"] == summary_cells(near)["best"] == "89.97%"
+    assert summary_cells(summarise(records([0.9]), [0.9]))["test accuracy"] == "90.0%"
+    assert summary_cells(summarise(records([0.8997]), []))["test accuracy"] == "90.0%"
     assert percent(0.89999, [0.5, 0.9]) == "89.999%"
 
 
 def test_large_losses_are_written_in_scientific_form():
     diverging = [{**record, "test_loss": 4e31, "train_loss": 1.5e7} for record in RUN]
-    assert summary_cells(summarise(diverging, []))["loss"] == "4.00e+31"
+    assert summary_cells(summarise(diverging, []))["test loss"] == "4.00e+31"
     out = io.StringIO()
     with Progress("mine", 5, Console(file=out)) as progress:
         for record in diverging:
@@ -116,13 +116,13 @@ def test_a_table_leaves_out_columns_and_cuts_no_word():
     wide = set(headings_of(texts[1000]))
     assert wide == {"run", *summary_cells(summary)}
     assert "too narrow" not in texts[1000]
-    assert {"run", "accuracy", "to 60%", "to 70%"} <= set(headings_of(texts[80])) < wide
+    assert {"run", "test accuracy", "to 60%", "to 70%"} <= set(headings_of(texts[80])) < wide
     assert "columns for which the terminal is too narrow (--json has all): " in texts[80]
     assert re.search(r"too narrow .*\bsent\b", " ".join(texts[80].split()))
 
 
 def headings_of(text: str) -> list[str]:
-    """The headings of a table, each of which may take several lines."""
+    """The headings of a table; each may take several lines."""
     lines = [line.strip("┃").split("┃") for line in text.splitlines() if line.startswith("┃")]
     return [" ".join(" ".join(parts).split()) for parts in zip(*lines, strict=True)]
 
@@ -143,7 +143,7 @@ def test_elsewhere_than_on_a_terminal_progress_is_plain_lines():
     lines = out.getvalue().splitlines()
     assert lines[0] == "mine: 100 rounds"
     assert len(lines) == 12
-    assert "round 100/100  accuracy 50.0%  train loss 0.020  2.0 rounds/s" in lines[-1]
+    assert "round 100/100  test accuracy 50.0%  train loss 0.020  2.0 rounds/s" in lines[-1]
     assert "\x1b" not in out.getvalue()
 
 

@@ -239,7 +239,7 @@ def test_counts_go_on_where_a_round_has_none():
     records = list(on_blobs("fednest", rounds=6, u_steps=2))
     counts = [record.get("spent_hessian_products", 0.0) for record in records]
     assert counts == sorted(counts)
-    # Six rounds of which each has a product with chance 1/2; in these some have, and some have none.
+    # Each of six rounds has a product with chance 1/2; in these some have, and some have none.
     assert 0 < len(set(counts) - {0.0}) < 6
 
 

@@ -22,7 +22,7 @@ def test_full_hypergradients_reach_the_solution(settings):
 
 
 class _Length(Cohort):
-    """One that draws what it is told."""
+    """Draws given values."""
 
     def seed_for(self, purpose):
         return self.length

@@ -353,7 +353,7 @@ class ForgetfulScaffold(Scaffold):
 
 
 def optimality(kind, rounds, transform):
-    """The distance to the optimum of six quadratics, all of whom take part."""
+    """The distance to the optimum of six quadratics with full participation."""
     problem = Quadratics()
     own = (
         {"alpha": 0.3, "solver": "newton"} if issubclass(kind, FedDyn) else {"lr": 0.3, "steps": 5, "batch_size": None}
@@ -373,7 +373,7 @@ def optimality(kind, rounds, transform):
 @pytest.mark.parametrize("transform", [Quantize(), TopK(entries=2, error_feedback=False), Clip(norm=0.05)], ids=str)
 @pytest.mark.parametrize(("kind", "forgetful"), [(FedDyn, ForgetfulDyn), (Scaffold, ForgetfulScaffold)])
 def test_clients_remember_what_they_sent(kind, forgetful, transform):
-    """Control variates of what was trained are wrong for good: orders of magnitude farther from the optimum."""
+    """Control variates of what was trained stay wrong: orders of magnitude farther from the optimum."""
     assert optimality(kind, 240, transform) < 5e-6
     assert optimality(forgetful, 240, transform) > 5e-3
 

@@ -76,7 +76,7 @@ def test_students_are_counted_by_where_they_ended():
 
 @pytest.mark.parametrize("name", list(ENDS))
 def test_minima_of_the_loss_on_the_line_are_those_of_the_accuracy(name):
-    """Cross-entropy leaves a student that begins beside one of them there, and as accurate as it can be there."""
+    """Cross-entropy leaves a student that begins next to one of them there, and as accurate as it can be there."""
     data = IntervalsData(samples=1000, test_samples=20_000).load(None)
     line = find_rows("disk/6.1/intervals")[1][0]
     config = parse_experiment({**line.values, "name": "t", "algorithm": line.methods["CE"]}, source="t").task.model
@@ -96,7 +96,7 @@ def test_minima_of_the_loss_on_the_line_are_those_of_the_accuracy(name):
 
 
 def test_a_student_of_the_plane_can_be_right_everywhere():
-    """Along (1, 1) lie red, blue, green and red: two units that look there, and a bias at their place of zeros."""
+    """Along (1, 1) are red, blue, green and red: two units that look there, and a bias at their place of zeros."""
     net = StaticMLP([2, 2, 3], {})
     assert {name for name, _ in net.named_parameters() if "bias" in name} == {"layers.1.bias", "norms.0.bias"}
     data = GaussiansData().load(None)

@@ -200,7 +200,7 @@ def test_learning_rate_decays_after_given_rounds():
 
 
 def test_of_two_keys_that_replace_each_other_one_is_given():
-    """The other is then null, whichever has the default; base classes' pairs hold beside a class's own."""
+    """The other is then null, whichever has the default; base classes' pairs hold in addition to a class's own."""
 
     class Stepwise(FedAvg.Hyper):
         alternatives = (("grams", "litres"),)

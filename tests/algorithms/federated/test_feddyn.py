@@ -197,7 +197,7 @@ def test_the_reported_model_is_the_average_of_all_clients_latest_models(kind):
     latest = [states[k][LATEST_CLIENT_MODEL] if k in states else start for k in range(6)]
     mean = {name: torch.stack([one[name] for one in latest]).mean(0) for name in start}
     assert distance(reported.server["client_average"], mean) < 1e-6
-    # Training is not altered by it, and the server's own model is scored beside it.
+    # Training is not altered by it, and the server's own model is scored, too.
     assert identical(model(reported), model(plain))
     assert [r["server_test_accuracy"] for r in records] == [r["test_accuracy"] for r in others]
     assert [r["server_test_loss"] for r in records] == [r["test_loss"] for r in others]

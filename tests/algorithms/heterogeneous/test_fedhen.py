@@ -23,7 +23,7 @@ METHODS = ("fedhen", "noside", "decouple")
 
 @pytest.mark.parametrize(("classes", "published"), [(10, 11_171_146), (100, 11_217_316)])
 def test_the_networks_have_the_published_sizes(classes, published):
-    """CK-SIZES. The exit has mix pooling's share and a linear layer beside these."""
+    """CK-SIZES. The exit has mix pooling's share and a linear layer in addition."""
     with torch.device("meta"):
         module = EarlyExit(3, classes, [64, 128, 256, 512], [2, 2, 2, 2], 2, 2)
     sizes = {name: p.numel() for name, p in module.named_parameters()}

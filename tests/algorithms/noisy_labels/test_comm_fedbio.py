@@ -40,7 +40,7 @@ def test_a_resumed_run_is_undisturbed(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["topk", "non_iter", "preprocess"])
 def test_some_clients_take_part_and_others_are_evaluated(name):
-    """What participants noted for the round is none of the evaluation's; newcomers are told what they need."""
+    """What participants noted for the round is none of the evaluation's; newcomers receive what they need."""
     section = (ESTIMATORS | BASELINES)[name]
     settings = {"participation": 0.5, "evaluation": Evaluation(clients=4), "rounds": 4}
     one, other = (noisy(section, mode, **settings) for mode in (("vmap", 4), ("loop", 1)))
@@ -71,7 +71,7 @@ def test_experts_in_a_pack_are_what_they_are_alone():
 
 @pytest.mark.parametrize("name", ALL)
 def test_scalars_per_client(name):
-    """Beside the d numbers of the local steps, each way, and the clients' N weights, once each way, whatever their
+    """Next to the d numbers of the local steps, each way, and the clients' N weights, once each way, whatever their
     sizes."""
     section, steps, m = ALL[name], 3, 4
     runs = noisy(section, rounds=2)
@@ -182,7 +182,7 @@ def test_focus_weighs_by_samples_and_credibilities():
             w = {n: (p - 0.2 * s).detach().requires_grad_() for (n, p), s in zip(w.items(), slopes, strict=True)}
         w = {name: p.detach() for name, p in w.items()}
         models.append(w)
-        # The server's samples have right labels: nobody made those wrong.
+        # The server's samples have right labels: those are never made wrong.
         errors.append(float(task.loss(start, batch) + task.loss(w, Batch(samples.x[own], samples.y[own]))))
     believed = sizes * (1 - np.exp(2.0 * np.array(errors)) / np.exp(2.0 * np.array(errors)).sum())
     list(runs)

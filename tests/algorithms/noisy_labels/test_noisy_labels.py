@@ -248,5 +248,5 @@ def test_focus_believes_clients_with_right_labels():
     assert believed.tolist() == pytest.approx(expected)
     assert believed.argmin() == 1
     assert credibilities(torch.tensor([3.0]), 2.0).tolist() == [1.0]
-    # With equal errors nobody is believed less: FedAvg.
+    # With equal errors all weights are equal: FedAvg.
     assert credibilities(torch.ones(10), 5.0).tolist() == pytest.approx([0.9] * 10)

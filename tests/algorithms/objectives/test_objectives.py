@@ -64,7 +64,7 @@ def run(kind, side=None, mode=("loop", 1), rounds=3, folder=None, on=None, **hyp
 
 
 def views(batch_size=7, augment=AUGMENT):
-    """A mini-batch of which there are two views."""
+    """A mini-batch with two views."""
     rows, keys, of = torch.arange(3, 3 + batch_size), torch.tensor([5, 123456]), task(augment)
     raw = torch.from_numpy(X)[rows]
 
@@ -117,7 +117,7 @@ def test_who_teaches_itself_has_nothing_to_learn():
 
 
 def test_at_high_temperatures_distillation_matches_logits():
-    """Check 4: the slope by the logits, of which the mean over the samples is taken, is (z - zbar) / C."""
+    """Check 4: the slope by the logits, before the mean over the samples, is (z - zbar) / C."""
     student, taught = (torch.randn(5, 4, dtype=torch.double) for _ in range(2))
     student, taught = (z - z.mean(-1, keepdim=True) for z in (student, taught))
     batch = Batch(torch.zeros(5, 1), torch.zeros(5).long())

@@ -237,7 +237,7 @@ def test_gradients_of_the_window_are_small_in_sum(buffer):
     run = ExactStream(BMOML, OnlineWaves(3), samples, **EXACT | {"alpha": 0.0, "buffer": buffer})
     total, bound = window_sums(run, [step.w for step in run.steps()], window)
     assert 0 < total <= bound
-    # Whoever learns nothing breaks it.
+    # A learner that learns nothing breaks it.
     total, bound = window_sums(run, [np.zeros(3)] * len(samples), window)
     assert total > bound
 

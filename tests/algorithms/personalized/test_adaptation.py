@@ -67,7 +67,7 @@ def test_prototypes_predict_the_nearest_centre(small):
     distances = torch.cdist(outputs, centres).square()
     logits = predictor.logits(u, batch.x)
     assert torch.allclose(logits[:, [0, 2]] - logits[:, [0]], -(distances - distances[:, [0]]))
-    # A class of which nothing was seen is never predicted.
+    # A class without samples is never predicted.
     assert bool((logits.argmax(1) == torch.tensor([0, 2])[distances.argmin(1)]).all())
 
 

@@ -1,4 +1,4 @@
-"""Models of which clients share a part: identity with FedAvg, what is sent and scored, slots, and refusals."""
+"""Models that clients share a part of: identity with FedAvg, what is sent and scored, slots, and refusals."""
 
 import numpy as np
 import pytest

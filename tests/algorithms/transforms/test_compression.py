@@ -92,7 +92,7 @@ def test_an_estimate_errs_by_the_norm_over_the_columns():
 
 @pytest.mark.parametrize("kind", [SparseEmbedding, GaussianSketch])
 def test_products_of_sketches_err_as_their_number_of_rows_says(kind):
-    """E ||A'S'SB - A'B||^2 <= (2/r) ||A||^2 ||B||^2: the mean squared relative error times r lies near 1."""
+    """E ||A'S'SB - A'B||^2 <= (2/r) ||A||^2 ||B||^2: the mean squared relative error times r is near 1."""
     rng = np.random.default_rng(0)
     a, b = (torch.from_numpy(rng.normal(size=(400, n))) for n in (5, 7))
     for r in (25, 100):

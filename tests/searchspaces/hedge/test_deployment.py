@@ -270,7 +270,7 @@ def test_a_killed_search_continues_with_the_same_deployed_sequence(tmp_path, und
     journal = first.hedge.journal
     whole = undisturbed.hedge.journal.read_text().splitlines(keepends=True)
     reported = [json.loads(line) for line in whole[:cut]]
-    # All that was reported, of which the files of complete rounds are gone, and one round more that was not reported.
+    # All reports, without the files of complete rounds, and one round more that was not reported.
     for line in reported:
         if "round" in line:
             first.write(line["expert"], line["round"])

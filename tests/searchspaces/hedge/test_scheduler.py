@@ -1,4 +1,4 @@
-"""Hedge on Ray Tune: the weights of a sequential run, whatever the number of slots and whoever dies."""
+"""Hedge on Ray Tune: the weights of a sequential run, whatever the number of slots and whichever trial dies."""
 
 import json
 import os

@@ -37,7 +37,7 @@ def gains(table, one, other):
 
 
 def test_the_printed_gains_are_the_differences_of_the_printed_accuracies():
-    """Of tables 6.3 (CIFAR-100, then Tiny-ImageNet), 6.4 and A.14: they are printed beside them."""
+    """Of tables 6.3 (CIFAR-100, then Tiny-ImageNet), 6.4 and A.14: they are printed next to them."""
     assert gains("6.3", "DiSK", "KD") == [
         "4.92", "3.22", "3.07", "3.59", "3.41", "2.88", "3.64", "2.35", "1.77", "3.85", "3.83", "3.11",
         "1.03", "1.66", "2.02", "0.59", "1.26", "2.11", "1.06", "1.91", "1.79", "1.24", "2.25", "1.71",
@@ -92,7 +92,7 @@ ABLATIONS = {
 
 @pytest.mark.parametrize("part", ABLATIONS)
 def test_an_ablation_changes_one_part_of_disk(part):
-    """As it stands in table 6.3; the budgets lie within 0.2 of the student's error."""
+    """As it stands in table 6.3; the budgets are within 0.2 of the student's error."""
     name = f"ablations/cifar100-{part}"
     made = sections(name)
     whole = sections(f"6.3/{PAIR}")["DiSK"]

@@ -69,5 +69,5 @@ def test_the_simple_network_alone_runs_and_its_own_accuracy_is_shown(ray_here, t
     done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     table = tmp_path / "tables" / "fedhen-central-digits-simple-half" / "table.json"
-    # The complex network, which nobody trains, is at chance.
+    # The complex network, which no client trains, is at chance.
     assert json.loads(table.read_text())["lines"][0]["best_accuracy"]["central"] > 0.5

@@ -25,7 +25,7 @@ from hedgerow.searchspaces.reproductions.table_file import (
 from hedgerow.searchspaces.results.trials import markdown_table
 
 RULES = """
-source: A paper of nobody
+source: A paper of no author
 texts: {open: the source leaves everything open}
 keys:
   data:
@@ -67,7 +67,7 @@ def paper(tmp_path):
 
 def test_rules_fill_in_the_cases_of_both_files(paper):
     (table,) = read_tables("a", paper).values()
-    assert (table.name, table.title, table.source) == ("a/T1", "as printed", "A paper of nobody")
+    assert (table.name, table.title, table.source) == ("a/T1", "as printed", "A paper of no author")
     printed, five, ten = table.rows
     assert [row.name for row in table.rows] == ["mnist-10", "digits-5", "digits-10"]
     assert (printed.title, printed.remark) == ("MNIST, 10 clients", "the source leaves everything open")

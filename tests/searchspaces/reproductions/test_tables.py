@@ -1,4 +1,4 @@
-"""FedDyn's tables: every line is there and runs, with the hyperparameters and beside the numbers of the source."""
+"""FedDyn's tables: every line is there and runs, with the hyperparameters and next to the numbers of the source."""
 
 import json
 import re

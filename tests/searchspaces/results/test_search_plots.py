@@ -43,7 +43,7 @@ def test_hedges_figures_are_drawn_for_few_and_for_many_experts(experts, rounds, 
     labels = [f"lr={i}" for i in range(experts)]
     for draw, name in ((weight_areas, "hedge_weights"), (loss_lines, "hedge_losses")):
         (svg,) = check(save(draw(hedge, labels), tmp_path / "figures" / name), {name})
-        # matplotlib writes a text as a comment beside its outlines.
+        # matplotlib writes a text as a comment next to its outlines.
         assert "<!-- lr=0 -->" in svg
         assert ("<!-- 18 others -->" in svg) == (experts == 24)
         assert ("<!-- lr=6 -->" in svg) == (experts == 7)

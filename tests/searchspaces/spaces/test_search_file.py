@@ -129,7 +129,7 @@ def test_draws_are_decided_by_the_seed_and_lie_within_their_bounds():
     assert len(first) == 50
     rates = [point["algorithm.lr"] for point in first]
     assert all(0.001 <= rate <= 0.1 for rate in rates)
-    # Evenly on the logarithmic scale: about half lie below the geometric mean, 0.01, which is a tenth of the range.
+    # Evenly on the logarithmic scale: about half are below the geometric mean, 0.01, which is a tenth of the range.
     assert 15 <= sum(rate < 0.01 for rate in rates) <= 35
     assert {point["algorithm.epochs"] for point in first} == {1, 2, 3}
     assert {point["algorithm.batch_size"] for point in first} == {4, 8}

@@ -1,4 +1,4 @@
-"""Optuna's study as a searcher of Tune: what it proposes, what it is told, and whom its pruner stops."""
+"""Optuna's study as a searcher of Tune: its proposals, its reports, and the trials that its pruner stops."""
 
 from pathlib import Path
 

@@ -204,7 +204,7 @@ class TestSweeps:
 
     @pytest.mark.exhaustive("processes")
     def test_hyperband_halves_its_brackets(self, tmp_path):
-        # Six rounds in brackets of halving by 6: two trials that run to the end, and up to six of which one does.
+        # Six rounds in brackets of halving by 6: two trials that run to the end, and up to six with one such trial.
         kind = {"kind": "hyperband", "reduction": 6, "report_every": 1}
         space = {"algorithm.lr": [0.3, 0.2, 0.1, 0.0001, 0.0002]}
         # Room for one at a time, since processes are slow to start: they take turns.

@@ -1,0 +1,39 @@
+"""Body of the command `demo`: the report of a small stored search, without training."""
+
+import tempfile
+import webbrowser
+import zipfile
+from pathlib import Path
+
+import click
+
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.ui.command_output import CommandOutput
+from hedgerow.reports.analysis.run_reader import read_all
+from hedgerow.reports.page.page import render_page
+
+RECORDS = Path(__file__).parent / "demo.zip"
+"""Records of a finished Hedge search on the digits, which docs/demo.py runs and stores."""
+
+
+def show_demo(output: Path | None, browse: bool) -> CommandOutput:
+    """Write the report of the stored search. browse: open it in a browser. Raises UserError."""
+    output = output or Path("hedgerow-demo.html")
+    with tempfile.TemporaryDirectory() as scratch:
+        with zipfile.ZipFile(RECORDS) as archive:
+            archive.extractall(scratch)
+        (folder,) = Path(scratch).iterdir()
+        page = render_page(read_all([str(folder)]))
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
+    file = output.resolve()
+
+    def render() -> None:
+        click.echo(f"demo: {file}")
+        if browse and not webbrowser.open(file.as_uri()):
+            click.echo("--open: there is no browser on this machine; open the file yourself", err=True)
+
+    return CommandOutput({"report": file}, render)
