@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hedgerow.platform.actors.local_processes import prepare
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import Override, parse_experiment, read_file, set_value
@@ -51,6 +52,7 @@ def run(
     and partition, in place of those that the experiment names; pass them again to `resume` and `load`.
     Raises UserError before any work starts if the input is invalid. `resume` continues an interrupted run.
     """
+    prepare()
     if not isinstance(experiment, Experiment) or overrides:
         experiment = parse_experiment(*_values(experiment, overrides, without="search"))
     own = None if data is None else check(experiment, None, data)
@@ -105,6 +107,7 @@ def resume(
     data: data set and partition, if the run was started with its own; their content is compared with the original one.
     Raises UserError if the run is finished, is not a run, or was started with other data.
     """
+    prepare()
     started = find_run(str(folder))
     if started.series:
         from hedgerow.reports.analysis.finished_series import FinishedSeries

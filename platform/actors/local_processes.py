@@ -1,7 +1,7 @@
 """Worker processes on this machine without Ray. They are forked: they start at once, and share this process's memory.
 
-A gradient that torch computes in a process breaks gradients in the processes that are forked from it later. Workers are
-therefore forked from a process of its own, which is forked before the first gradient and computes nothing.
+With GPUs, a gradient that torch computes in a process breaks gradients in processes that are forked from it later.
+Workers are therefore forked from a process of its own, which is forked early and computes nothing.
 """
 
 import atexit
@@ -50,16 +50,20 @@ _PARENT_DEATH = 1
 _forks: socket.socket | None = None
 """Connection to the process that forks workers."""
 
+_works: bool | None = None
+"""Whether its children can compute gradients; None: it has not yet answered."""
+
 
 def prepare() -> None:
-    """Fork the process that forks workers. Call it after the imports and before the first gradient.
+    """Fork the process that forks workers, once. Call it after the imports and before the first gradient.
 
     Does nothing where processes cannot be forked safely: outside Linux, and in a process with several threads.
     """
-    global _forks
+    global _forks, _works
     if _forks is not None or sys.platform != "linux" or threading.active_count() > 1:
         return
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _works = None
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
@@ -79,7 +83,10 @@ def _end(forks: socket.socket, process: int) -> None:
 
 def is_prepared() -> bool:
     """Whether this process can start workers."""
-    return _forks is not None
+    global _works
+    if _works is None:
+        _works = _forks is not None and _forks.recv(1) == b"1"
+    return _works
 
 
 def _run_child(work: Callable[[], None]) -> None:
@@ -101,7 +108,14 @@ def _run_child(work: Callable[[], None]) -> None:
 
 
 def _fork_workers(requests: socket.socket) -> None:
-    """Fork a worker for each connection that arrives, until the parent closes its end."""
+    """Say whether children can compute gradients, then fork a worker for each connection that arrives, until the parent
+    closes its end.
+    """
+    if (trial := os.fork()) == 0:
+        # Silent: it fails if the process that calls `prepare` has computed a gradient before.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        _run_child(lambda: torch.ones(1, requires_grad=True).sum().backward())
+    requests.send(b"0" if os.waitpid(trial, 0)[1] else b"1")
     # Workers that end leave nothing behind.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
