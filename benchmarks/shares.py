@@ -1,0 +1,94 @@
+"""Processor time of the clients' work of a round, without any exchange: Hedgerow in one process against the bare loop.
+
+    python benchmarks/shares.py [--rounds 12] [--data-root FOLDER] [--only digits mnist-mlp ...]
+
+The two take turns, round by round, with the same clients and mini-batches. Processor time hardly depends on other work
+on the machine. Prints the ratios and writes benchmarks/results/shares.json.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from jobs import write_job
+from measuring import conditions, write_results
+from workloads import WORKLOADS, Workload
+
+from hedgerow.platform.runtime.factory import build_data, build_partition
+from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.runtime.shards import ExecutionPlan
+
+sys.path.insert(0, str(Path(__file__).parent / "contenders"))
+
+from bare import train_share
+from job import Job
+
+BRIEF = 4
+"""Rounds of a workload whose rounds take longer than a second."""
+
+
+def measure(workload: Workload, rounds: int, data_root: Path | None) -> dict[str, Any]:
+    """Processor seconds per round of the bare loop and of Hedgerow, as a loop and under the plan that it chooses."""
+    rounds = min(rounds, BRIEF) if workload.rounds <= BRIEF else rounds
+    workload = replace(workload, rounds=rounds)
+    with tempfile.TemporaryDirectory(prefix="hedgerow-shares-") as scratch:
+        written = write_job(Path(scratch) / "job", workload, data_root)
+        job = Job(written.folder)
+        module, x, y = job.load()
+        w = {name: p.detach().clone() for name, p in module.named_parameters()}
+        experiment = workload.experiment(written.source)
+        dataset = written.source.dataset
+        if dataset is None:
+            dataset, partition = build_data(experiment, data_root)
+        else:
+            partition = build_partition(experiment, dataset)
+        coordinators = {}
+        for name in ("loop", "chosen"):
+            executor = inline_executor([experiment], dataset, partition, 2)
+            folder = Path(scratch) / name
+            coordinators[name] = build_coordinator([experiment], dataset, partition, executor, [folder])
+            if name == "loop":
+                executor.plans[0]["train/clients"] = ExecutionPlan("loop")
+        torch.set_num_threads(1)
+        seconds: dict[str, list[float]] = {"bare": [], "loop": [], "chosen": []}
+        for clients in job.rows:
+            seconds["bare"].append(_timed(lambda: train_share(module, w, torch.from_numpy(clients), x, y, job.lr)))  # noqa: B023
+            for name, coordinator in coordinators.items():
+                seconds[name].append(_timed(coordinator.next_round))
+        plan = coordinators["chosen"].plans()["train/clients"]
+    # The first round measures a plan.
+    ratios = {name: median(np.array(seconds["bare"][1:]) / np.array(seconds[name][1:])) for name in ("loop", "chosen")}
+    return {"title": workload.title, "seconds": {k: median(v[1:]) for k, v in seconds.items()}, **ratios, "plan": plan}
+
+
+def _timed(work: Any) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--data-root", type=Path, help="folder of MNIST, CIFAR-10 and tiny-Shakespeare, if present")
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    arguments = parser.parse_args()
+    results = {}
+    for name in arguments.only:
+        results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root)
+        print(
+            f"{name}: bare loop / Hedgerow {one['loop']:.2f} as a loop, {one['chosen']:.2f} under {one['plan']}",
+            flush=True,
+        )
+    write_results("shares", conditions() | results)
+
+
+if __name__ == "__main__":
+    main()
