@@ -108,8 +108,10 @@ def run(
     Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20 --seeds 0,1,2
     """
     announce(*files)
+    from hedgerow.platform.actors.local_processes import prepare
     from hedgerow.reports.seeds_command import run_experiments
 
+    prepare()
     return run_experiments(files, overrides, seeds, data_root, address, job)
 
 
@@ -229,8 +231,10 @@ def table(
     Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
     """
     announce(name)
+    from hedgerow.platform.actors.local_processes import prepare
     from hedgerow.searchspaces.reproductions.table_command import list_show_or_run
 
+    prepare()
     return list_show_or_run(name, overrides, methods, grid, show, report, output, data_root, address, job)
 
 
@@ -247,8 +251,10 @@ def resume(run: str, address: str | None) -> CommandOutput:
     Example: hedgerow resume runs/digits-fedavg-20260101-120000
     """
     announce(run)
+    from hedgerow.platform.actors.local_processes import prepare
     from hedgerow.reports.seeds_command import resume_any
 
+    prepare()
     return resume_any(run, address)
 
 

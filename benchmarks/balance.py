@@ -59,7 +59,7 @@ def simulate(actors: int, per_actor: int, deviation: float, rounds: int) -> dict
     for _ in range(rounds):
         clients = np.sort(rng.choice(len(population), cohort, replace=False))
         sizes, home = population[clients], owner_of(clients, actors)
-        owner = near_states(clients, sizes, actors)
+        owner = near_states(clients, sizes, np.ones(actors))
         results.append((efficiency(home, sizes, actors), efficiency(owner, sizes, actors), (owner != home).mean()))
     before, after, moved = np.mean(results, axis=0)
     return {"at home": round(before, 3), "balanced": round(after, 3), "states that travel": round(moved, 3)}

@@ -1,4 +1,4 @@
-"""Workloads of the contenders in peers.py: five tasks, from many small clients to few large ones."""
+"""Workloads of the contenders in peers.py: eleven tasks, from many small clients to few large ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -61,20 +61,32 @@ def digits(data_root: Path | None) -> Source:
     return Source("scikit-learn's digits", {"name": "digits", "test_fraction": 0.1})
 
 
+def mnist(data_root: Path | None) -> Source:
+    """MNIST in torchvision's layout; otherwise noise of the same shape."""
+    return _images("MNIST", [{"name": "mnist"}], data_root, (70_000, 1, 28, 28), tests=10_000)
+
+
 def cifar10(data_root: Path | None) -> Source:
     """CIFAR-10 in torchvision's layout or as a zip of images by class; otherwise noise of the same shape."""
-    for section in ({"name": "cifar10"}, {"name": "image_folder", "path": "cifar10_imagefolder.zip"}):
+    sections = [{"name": "cifar10"}, {"name": "image_folder", "path": "cifar10_imagefolder.zip"}]
+    return _images("CIFAR-10", sections, data_root, (60_000, 3, 32, 32), tests=10_000)
+
+
+def _images(
+    title: str, sections: list[dict[str, Any]], data_root: Path | None, shape: tuple[int, ...], tests: int
+) -> Source:
+    for section in sections:
         try:
             load_dataset(TypeAdapter(DataConfig).validate_python(section), data_root)
         except UserError:
             continue
-        return Source("CIFAR-10", section)
+        return Source(title, section)
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, 60_000)
-    mean, std = np.full((3, 1, 1), 127.5, np.float32), np.full((3, 1, 1), 64, np.float32)
+    x, y = rng.integers(0, 256, shape, dtype=np.uint8), rng.integers(0, 10, shape[0])
+    mean, std = (np.full((shape[1], 1, 1), value, np.float32) for value in (127.5, 64))
     names = tuple("0123456789")
-    noise = Dataset("noise", x[:50_000], y[:50_000], x[50_000:], y[50_000:], 10, mean, std, names)
-    return Source("noise of CIFAR-10's shape", PLACEHOLDER, noise)
+    noise = Dataset("noise", x[:-tests], y[:-tests], x[-tests:], y[-tests:], 10, mean, std, names)
+    return Source(f"noise of {title}'s shape", PLACEHOLDER, noise)
 
 
 def cifar10_few_tests(data_root: Path | None) -> Source:
@@ -153,5 +165,59 @@ WORKLOADS = {
         partition={"kind": "iid", "clients": 100, "samples_per_client": 40},
         model={"name": "resnet18_gn"},
         local={"lr": 0.01, "epochs": 1, "batch_size": 20},
+    ),
+    "mnist-mlp": Workload(
+        "MNIST, MLP 784-200-200-10: 10 of 100 clients of 600, batch 50, 1 epoch",
+        rounds=30,
+        clients_per_round=10,
+        source=mnist,
+        partition={"kind": "iid", "clients": 100, "samples_per_client": 600},
+        model={"name": "mlp", "hidden": [200, 200]},
+        local={"lr": 0.1, "epochs": 1, "batch_size": 50},
+    ),
+    "mnist-cnn": Workload(
+        "MNIST, small CNN: 20 of 1000 clients of 60, batch 20, 1 epoch",
+        rounds=20,
+        clients_per_round=20,
+        source=mnist,
+        partition={"kind": "iid", "clients": 1000, "samples_per_client": 60},
+        model={"name": "small_cnn"},
+        local={"lr": 0.1, "epochs": 1, "batch_size": 20},
+    ),
+    "mnist-logistic": Workload(
+        "MNIST, logistic regression: 10 of 1000 clients of 60, batch 10, 1 epoch",
+        rounds=60,
+        clients_per_round=10,
+        source=mnist,
+        partition={"kind": "iid", "clients": 1000, "samples_per_client": 60},
+        model={"name": "logreg"},
+        local={"lr": 0.1, "epochs": 1, "batch_size": 10},
+    ),
+    "gru": Workload(
+        "character GRU: 10 of 100 clients of 100 sequences, batch 20, 1 epoch",
+        rounds=6,
+        clients_per_round=10,
+        source=characters,
+        partition={"kind": "natural"},
+        model={"name": "nets.CharGRU"},
+        local={"lr": 0.5, "epochs": 1, "batch_size": 20},
+    ),
+    "batchnorm": Workload(
+        "ResNet of 8 layers with BatchNorm on CIFAR-10: 10 of 100 clients of 100, batch 20, 1 epoch",
+        rounds=4,
+        clients_per_round=10,
+        source=cifar10_few_tests,
+        partition={"kind": "iid", "clients": 100, "samples_per_client": 100},
+        model={"name": "nets.NormResNet"},
+        local={"lr": 0.05, "epochs": 1, "batch_size": 20},
+    ),
+    "wide": Workload(
+        "MNIST, MLP 784-1000-1000-10: 10 of 100 clients of 200, batch 20, 1 epoch",
+        rounds=10,
+        clients_per_round=10,
+        source=mnist,
+        partition={"kind": "iid", "clients": 100, "samples_per_client": 200},
+        model={"name": "mlp", "hidden": [1000, 1000]},
+        local={"lr": 0.05, "epochs": 1, "batch_size": 20},
     ),
 }

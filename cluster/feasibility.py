@@ -8,7 +8,7 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.cluster.nodes import Node
-from hedgerow.platform.actors.placement import actors_that_fit, reserved_memory
+from hedgerow.platform.actors.actor_room import actors_that_fit, reserved_memory
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment

@@ -9,7 +9,8 @@ import ray
 import torch
 from pydantic import Field, ValidationError
 
-from hedgerow.platform.actors.session import local_resources, memory_of, mig_slices
+from hedgerow.platform.actors.actor_room import local_resources, memory_of
+from hedgerow.platform.actors.session import mig_slices
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.validation_errors import explain

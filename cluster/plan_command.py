@@ -14,7 +14,7 @@ from hedgerow.algorithms.core.torch_private import compute_capabilities
 from hedgerow.cluster.feasibility import MemoryEstimate, check_memory, estimate_memory, place
 from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
 from hedgerow.cluster.round_time import measure_round_time, predict_round_time
-from hedgerow.platform.actors.placement import actors_that_fit, count_actors, shares_of_a_gpu
+from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, shares_of_a_gpu
 from hedgerow.platform.actors.session import ray_session, starts_here
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment

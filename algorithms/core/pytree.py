@@ -12,9 +12,14 @@ Tree = dict[str, Any]
 
 def tree_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Applies `function` leaf by leaf to trees of the same shape."""
-    if isinstance(tree, dict):
+    if not isinstance(tree, dict):
+        return function(tree, *rest)
+    if rest:
         return {key: tree_map(function, tree[key], *(other[key] for other in rest)) for key in tree}
-    return function(tree, *rest)
+    # The most frequent case, without a call per leaf.
+    return {
+        key: tree_map(function, child) if isinstance(child, dict) else function(child) for key, child in tree.items()
+    }
 
 
 def stack(*trees: Any) -> Any:

@@ -1,6 +1,8 @@
 """The task in mathematical form: a functional model and its loss."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -12,12 +14,45 @@ from torch.func import functional_call
 from hedgerow.algorithms.core.layer_context import TrainMode
 from hedgerow.algorithms.core.measures import Scoring, Targets
 from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
+from hedgerow.algorithms.core.torch_private import set_parameters
 
 if TYPE_CHECKING:
     from hedgerow.algorithms.core.client_data import Batch
 
 
 Params = dict[str, Tensor]
+
+
+class FixedParameters(ExitStack):
+    """Context in which the parameters of many calls of `Task.logits` are the same tensors, which may change in place.
+
+    They are set in the module at its first call and reset at the end of the context: `functional_call` would do both in
+    every call.
+    """
+
+    def __init__(self, w: Params):
+        super().__init__()
+        self.w = w
+        self._modules: list[tuple[nn.Module, bool]] = []
+
+    def __enter__(self) -> Self:
+        token = _fixed.set(self)
+        self.callback(lambda: _fixed.reset(token))
+        return super().__enter__()
+
+    def set_in(self, module: nn.Module) -> bool:
+        """Sets the parameters in a module, unless they are set; returns whether this version of torch can do so."""
+        for known, is_set in self._modules:
+            if known is module:
+                return is_set
+        context = set_parameters(module, self.w)
+        if context is not None:
+            self.enter_context(context)
+        self._modules.append((module, context is not None))
+        return context is not None
+
+
+_fixed: ContextVar[FixedParameters | None] = ContextVar("fixed", default=None)
 
 
 @dataclass(frozen=True)
@@ -77,7 +112,8 @@ class Task:
         """Converts raw samples, as stored, to the input of the model."""
         if self.mean is None or self.std is None:
             return x.long()
-        return (x.float() - self.mean) / self.std
+        # One of the two operations needs no memory of its own.
+        return (x.float() - self.mean).div_(self.std)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -104,6 +140,9 @@ class Task:
         """Logits (samples, classes) of prepared samples `x` at parameters `w`."""
         if self.train_mode is not None:
             return self.train_mode.logits(self.module, w, x)
+        fixed = _fixed.get()
+        if fixed is not None and fixed.w is w and fixed.set_in(self.module):
+            return self.module(x)
         return functional_call(self.module, w, (x,))
 
     def predictions(self, outputs: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.utils.stateless
 from torch import Tensor, nn
 
 try:
@@ -63,6 +64,18 @@ def without_levels(tensor: Tensor) -> Tensor:
     while is_wrapped and unwrap and is_wrapped(tensor):
         tensor = unwrap(tensor)
     return tensor
+
+
+_reparametrize_module: Callable[..., AbstractContextManager[Any]] | None
+_reparametrize_module = getattr(torch.nn.utils.stateless, "_reparametrize_module", None)
+
+
+def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> AbstractContextManager[Any] | None:
+    """Context in which a module has other parameters, as in `torch.func.functional_call`.
+
+    Without the private name it returns None: callers then use `functional_call`.
+    """
+    return None if _reparametrize_module is None else _reparametrize_module(module, w, tie_weights=True)
 
 
 GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

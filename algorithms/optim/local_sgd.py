@@ -14,7 +14,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, channels_last, is_narrow
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
 from hedgerow.algorithms.core.pytree import add, sub, tree_map
-from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.core.task import FixedParameters, Params
 from hedgerow.algorithms.core.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_norm
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.newton import newton
@@ -238,45 +238,46 @@ def _in_place(
     adam = Adam() if chosen in ("adam", "adamw") else None
     torchs = chosen.build(params, hp.lr) if isinstance(chosen, TorchOptimizer) else None
     losses = []
-    for batch in batches:
-        # Needed for a sub-model: the full model may not be narrow.
-        value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
-        # Parameters that the loss does not depend on get gradient 0.
-        direction = list(torch.autograd.grad(value, params, materialize_grads=True))
-        losses.append(value.detach())
-        with torch.no_grad():
-            if slope is not None:
-                foreach_add_(direction, slope)
-            if centre is not None and not _fused(hp):
-                # Two additions: the difference would allocate memory in every step.
-                foreach_add_(direction, params, alpha=weight)
-                foreach_add_(direction, centre, alpha=-weight)
-            if hp.clip_norm is not None:
-                factor = clip_factor(foreach_norm(direction), hp.clip_norm)
-                # On the CPU, reading the factor is free and saves a pass over memory.
-                if factor.device.type != "cpu" or factor < 1:
-                    foreach_mul_(direction, factor)
-            if _decays_before(hp):
-                foreach_add_(direction, params, alpha=hp.weight_decay)
-            if enabled(hp.momentum):
-                if momenta is None:
-                    momenta = [d.clone() for d in direction]
-                else:
-                    foreach_mul_(momenta, hp.momentum)
-                    foreach_add_(momenta, direction)
-                direction = momenta
-            if torchs is not None:
-                for parameter, gradient in zip(params, direction, strict=True):
-                    parameter.grad = gradient
-                torchs.step()
-                continue
-            if adam is not None:
-                direction = adam(direction)
-                if enabled(hp.weight_decay) and not _decays_before(hp):
+    with FixedParameters(w):
+        for batch in batches:
+            # Needed for a sub-model: the full model may not be narrow.
+            value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
+            # Parameters that the loss does not depend on get gradient 0.
+            direction = list(torch.autograd.grad(value, params, materialize_grads=True))
+            losses.append(value.detach())
+            with torch.no_grad():
+                if slope is not None:
+                    foreach_add_(direction, slope)
+                if centre is not None and not _fused(hp):
+                    # Two additions: the difference would allocate memory in every step.
+                    foreach_add_(direction, params, alpha=weight)
+                    foreach_add_(direction, centre, alpha=-weight)
+                if hp.clip_norm is not None:
+                    factor = clip_factor(foreach_norm(direction), hp.clip_norm)
+                    # On the CPU, reading the factor is free and saves a pass over memory.
+                    if factor.device.type != "cpu" or factor < 1:
+                        foreach_mul_(direction, factor)
+                if _decays_before(hp):
                     foreach_add_(direction, params, alpha=hp.weight_decay)
-            if centre is not None and _fused(hp):
-                foreach_lerp_(params, centre, hp.lr * weight)
-            foreach_add_(params, direction, alpha=-hp.lr)
+                if enabled(hp.momentum):
+                    if momenta is None:
+                        momenta = [d.clone() for d in direction]
+                    else:
+                        foreach_mul_(momenta, hp.momentum)
+                        foreach_add_(momenta, direction)
+                    direction = momenta
+                if torchs is not None:
+                    for parameter, gradient in zip(params, direction, strict=True):
+                        parameter.grad = gradient
+                    torchs.step()
+                    continue
+                if adam is not None:
+                    direction = adam(direction)
+                    if enabled(hp.weight_decay) and not _decays_before(hp):
+                        foreach_add_(direction, params, alpha=hp.weight_decay)
+                if centre is not None and _fused(hp):
+                    foreach_lerp_(params, centre, hp.lr * weight)
+                foreach_add_(params, direction, alpha=-hp.lr)
     if memory is not None and momenta is not None:
         memory.update(zip(w, (m.contiguous() for m in momenta), strict=True))
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors.shared_data import opened
-from hedgerow.platform.actors.silence import BEAT, Signs, Silence, Watch
+from hedgerow.platform.actors.silence import BEAT, Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -298,7 +298,7 @@ class RayExecutor(Executor):
         """Wait until calls have ended. Kills actors that stay silent for too long, and returns their names."""
         self.signs.alive()
         begun = time.monotonic()
-        watches = {rank: Watch(f"client actor {rank}", self.actors[rank], self.silence) for rank in calls}
+        watches = {rank: Watch(f"client actor {rank}", WatchedActor(self.actors[rank]), self.silence) for rank in calls}
         while pending := ray.wait(list(calls.values()), num_returns=len(calls), timeout=BEAT)[1]:
             self.signs.alive()
             for rank, call in calls.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Lock, Timer
 from typing import Any, Self
 
 import ray
@@ -16,26 +17,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.actor_pool import ActorGroup, acquire, freed_by_idle, release, start_group
+from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, least_actors, local_resources
 from hedgerow.platform.actors.client_actor import LOST, ActorSpec, BrokenNodesError, RayExecutor, end_if_broken
 from hedgerow.platform.actors.nodes_of_run import LostNodes, Nodes, NodesOfRun
-from hedgerow.platform.actors.placement import (
-    PATIENCE,
-    actors_that_fit,
-    count_actors,
-    least_actors,
-    say_unused_gpus,
-    wait_for_nodes,
-)
+from hedgerow.platform.actors.placement import PATIENCE, say_unused_gpus, wait_for_nodes
 from hedgerow.platform.actors.ray_health import RayHealth
-from hedgerow.platform.actors.session import lasting_nodes, local_resources, ray_starting, starts_here
+from hedgerow.platform.actors.session import DeferredStart, lasting_nodes, node_resources, ray_starting, starts_here
 from hedgerow.platform.actors.shared_data import opened, share
-from hedgerow.platform.actors.silence import Signs, Silence, Watch
+from hedgerow.platform.actors.silence import Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import Coordinator
-from hedgerow.platform.runtime.executor import PlanNotTuned
 from hedgerow.platform.runtime.launch import build_coordinator, build_servers, inline_executor
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
@@ -47,6 +41,12 @@ REPLACEMENTS = 3
 
 LOOK = 1.0
 """Seconds between two checks of the cluster."""
+
+ENOUGH, SOME = 10.0, 0.5
+"""Seconds of remaining work for which Ray is started, and seconds of rounds after which the work is estimated."""
+
+UNKNOWN = 5.0
+"""Seconds after which Ray is started if the first round has not ended."""
 
 AGAIN = 30.0
 """Seconds after which a placement that found fewer resources than were free is tried again."""
@@ -93,10 +93,9 @@ class CoordinatorActor(Coordinator):
 class CoordinatorHandle:
     """Methods of a run's coordinator, which is in this process until client actors are ready, and then an actor.
 
-    Ray and its processes take some ten seconds to start; a small run is finished by then. A round has the same bits in
-    any process, because the local coordinator keeps the actors' shares separate. Plans are measured on the actors, with
-    all of them active: a run whose plans are not known yet waits for them. If Ray fails to start, or is lost, the
-    rounds that ran here are saved first.
+    Ray and its processes take some ten seconds to start; a small run is finished by then, and does not start them. A
+    round has the same bits in any process, because the local coordinator keeps the actors' shares separate. If Ray
+    fails to start, or is lost, the rounds that ran here are saved first.
 
     On Ray, client actors and their coordinator start together, or idle ones of an earlier run are reused. A coordinator
     that dies is replaced, and continues from its last checkpoint. When nodes join or leave, the actors are placed
@@ -121,7 +120,7 @@ class CoordinatorHandle:
         least: int,
         notify: Callable[[str], None],
         claim: Claim | None,
-        ready: Future[None],
+        ready: DeferredStart,
         local: Coordinator | None = None,
     ):
         self.experiment, self.dataset, self.partition = experiment, dataset, partition
@@ -148,20 +147,26 @@ class CoordinatorHandle:
         self._lost: RayLost | None = None
         self._is_needed, self._is_started, self._is_computing = True, False, False
         self._ready = ready
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="client-actors")
+        self._start: Future[None] | None = None
+        self._start_lock = Lock()
+        self._began: float | None = None
+        self._timer = Timer(UNKNOWN, self._begin_start)
+        self._timer.daemon = True
 
     def __enter__(self) -> Self:
         if self.local is None:
             self._start_actors()
+        elif self._ready.begun.is_set():
+            self._begin_start()
         else:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="client-actors")
-            self._start = self._thread.submit(self._start_actors)
+            self._timer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: Any) -> None:
         self._is_needed = False
-        if self._thread:
-            self._thread.shutdown()
+        self._timer.cancel()
+        self._thread.shutdown()
         if self._is_started:
             self._stop_looking()
             self.nodes.close()
@@ -176,10 +181,7 @@ class CoordinatorHandle:
         """Like Coordinator.advance; between rounds it checks which nodes have joined or are about to leave."""
         if self.local is not None:
             if not self._can_hand_over():
-                records, done = self._advance_here(self.local, seconds)
-                if records:
-                    # Also returns the rounds before a round that needs a measurement.
-                    return records, done
+                return self._advance_here(self.local, seconds)
             self._hand_over(self.local)
         room = self._room_elsewhere()
         if room:
@@ -216,7 +218,7 @@ class CoordinatorHandle:
         """
         if self._lost:
             raise self._lost
-        if not self._start.done():
+        if self._start is None or not self._start.done():
             return False
         self._start.result()
         return self.health.check() and bool(ray.wait([self._first_answer], timeout=0)[0])
@@ -230,20 +232,33 @@ class CoordinatorHandle:
             raise
 
     def _advance_here(self, local: Coordinator, seconds: float) -> tuple[list[RoundRecord], bool]:
-        """Run rounds here; returns no records if the next round needs a measurement."""
-        try:
-            with self._at_work():
-                _, done = local.advance(seconds)
-        except PlanNotTuned:
-            done = False
-        records = local.servers[0].history[self._last_reported :]
+        """Run rounds here, and start Ray if much work remains."""
+        with self._at_work():
+            records, done = local.advance(seconds, self._last_reported)
         self._last_reported += len(records)
+        if self._start is None:
+            self._timer.cancel()
+            now = time.monotonic()
+            if self._began is None:
+                # The first round may have measured plans.
+                self._began, self._rounds_before = now, local.round
+            elif (taken := now - self._began) > SOME:
+                each = taken / (local.round - self._rounds_before)
+                if each * (self.experiment.rounds - local.round) > ENOUGH:
+                    self._begin_start()
         return records, done
+
+    def _begin_start(self) -> None:
+        """Start Ray and the actors in the background, once."""
+        with self._start_lock:
+            if self._start is None and self._is_needed:
+                self._start = self._thread.submit(self._start_actors)
 
     def _hand_over(self, local: Coordinator) -> None:
         """Continue on Ray, from a checkpoint of the rounds that ran here. Waits for the actors."""
         # Save before the wait: Ray may fail in the meantime.
         self._save_here()
+        assert self._start is not None
         self._start.result()
         self.local = None
         if local.round:
@@ -412,7 +427,10 @@ class CoordinatorHandle:
 
         A coordinator that stays silent for too long is killed.
         """
-        until, watch = None, Watch("the coordinator", self.group.coordinator, self.silence, self.signs.file)
+        until, watch = (
+            None,
+            Watch("the coordinator", WatchedActor(self.group.coordinator), self.silence, self.signs.file),
+        )
         while not ray.wait([call], timeout=LOOK)[0]:
             if not self.health.check():
                 continue
@@ -466,12 +484,12 @@ def coordinator_on_ray(
         local = None
         if here and not ready.done():
             shards = count_actors(resources, cohort, [local_resources()])
-            executor = inline_executor([experiment], dataset, partition, shards, measures=False)
+            executor = inline_executor([experiment], dataset, partition, shards)
             local = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
         else:
             ready.result()
             wait_for_nodes(resources, least_actors(resources))
-            shards = count_actors(resources, cohort)
+            shards = count_actors(resources, cohort, node_resources())
         least = resources.min_actors or shards
         run = experiment, dataset, partition, checkpoints, shards, least, notify, claim, ready, local
         with CoordinatorHandle(*run) as handle:

@@ -8,8 +8,8 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from hedgerow.platform.actors.actor_room import actors_that_fit
 from hedgerow.platform.actors.client_actor import ActorSpec, ClientActor, start_failure
-from hedgerow.platform.actors.placement import actors_that_fit
 from hedgerow.platform.actors.shared_folder import name_of
 
 Nodes = dict[str, dict[str, float]]

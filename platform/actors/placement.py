@@ -3,12 +3,13 @@
 import math
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, reserved_memory, shares_of_a_gpu
 from hedgerow.platform.actors.session import node_resources, on_cluster
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
@@ -21,68 +22,6 @@ NODES_WAIT, REMINDER = 600.0, 60.0
 
 SILENTLY = 10.0
 """Seconds after which it is said that a run waits for resources."""
-
-
-def actors_that_fit(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Number of client actors that fit on the nodes (their Ray resources)."""
-    rooms, each = [_room(resources, node) for node in nodes], resources.actors_per_node
-    return each * sum(room >= each for room in rooms) if each else sum(rooms)
-
-
-def _room(resources: Resources, node: Mapping[str, float]) -> int:
-    """Number of client actors that fit on one node. A fraction of a GPU is on a single GPU."""
-    rooms = []
-    if resources.cpus_per_actor:
-        rooms.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
-    share, memory = resources.gpus_per_actor, reserved_memory(resources)
-    if share:
-        rooms.append(int(node.get("GPU", 0)) * shares_of_a_gpu(share))
-    if memory:
-        rooms.append(int(node.get("memory", 0) / memory))
-    return min(rooms)
-
-
-def shares_of_a_gpu(share: float) -> int:
-    """Number of actors with this fraction of a GPU that fit on one GPU."""
-    return int(1 / share + 1e-6)
-
-
-def reserved_memory(resources: Resources) -> int:
-    """Bytes of node memory that each client actor reserves; 0 on a GPU, where `memory_mb` is memory of the GPU."""
-    return 0 if resources.gpu else int(1e6 * (resources.memory_mb or 0))
-
-
-def count_actors(
-    resources: Resources, cohort: int, nodes: Sequence[Mapping[str, float]] | None = None, names: Sequence[str] = ()
-) -> int:
-    """Number of client actors: the file's, or as many as fit, at most one per client of a round.
-
-    nodes: the resources of each node; None: the nodes of the cluster. names: the names of the nodes. Raises UserError
-    when they cannot hold that many, or `min_actors` if the file sets it.
-    """
-    nodes = node_resources() if nodes is None else nodes
-    room = actors_that_fit(resources, nodes)
-    actors = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
-    least = resources.min_actors or actors
-    if least > room:
-        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-        names = names or [f"node {number}" for number in range(1, len(nodes) + 1)]
-        memory = reserved_memory(resources)
-        key = "min_actors" if resources.min_actors else "actors"
-        size = f"{resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} GPU{' each' * (least > 1)}"
-        raise UserError(
-            f"resources: {least} client actor{'s' * (least > 1)} of {size}"
-            f"{f' with {memory / 1e9:.3g} GB' if memory else ''} cannot be placed "
-            f"on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
-            f"{_missing(resources, least, nodes, names)}; lower resources.{key}, "
-            f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
-        )
-    return actors
-
-
-def least_actors(resources: Resources) -> int:
-    """Number of client actors without which a run does not start."""
-    return resources.min_actors or (1 if resources.actors == "auto" else resources.actors)
 
 
 def waiting(resources: Resources) -> float:
@@ -129,26 +68,6 @@ def _say(sentence: str) -> None:
     print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
 
 
-def _missing(resources: Resources, wanted: int, nodes: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """Clause that names the missing resources for `wanted` client actors."""
-    keys = {"CPUs": "cpus_per_actor", "GPUs": "gpus_per_actor"}
-    missing = []
-    for kind, key in keys.items():
-        alone = dict.fromkeys(keys.values(), 0.0) | {key: getattr(resources, key)}
-        alone |= {"memory_mb": None, "actors_per_node": None}
-        if alone[key] and actors_that_fit(resources.model_copy(update=alone), nodes) < wanted:
-            missing.append(kind)
-    parts = [f"not enough {' and '.join(missing)}"] if missing else []
-    if reserved_memory(resources):
-        free = resources.model_copy(update={"memory_mb": None})
-        full = [name for name, node in zip(names, nodes, strict=True) if _room(resources, node) < _room(free, node)]
-        if full:
-            parts.append(f"not enough memory on {', '.join(full[:4])}{' and others' * (len(full) > 4)}")
-    if not parts and resources.actors_per_node and sum(_room(resources, node) for node in nodes) >= wanted:
-        return f"not enough nodes with room for {resources.actors_per_node} client actors (actors_per_node)"
-    return " and ".join(parts) or "not enough CPUs on the nodes that have GPUs"
-
-
 def bundles(resources: Resources, actors: int) -> list[dict[str, float]]:
     """Resources that client actors reserve, by Ray's names: one per actor, or one per node with `actors_per_node`."""
     each = resources.actors_per_node or 1
@@ -179,7 +98,7 @@ def trials_that_fit(resources: Resources, actors: int) -> int:
 
     Raises UserError when none fits.
     """
-    count_actors(resources.model_copy(update={"actors": actors, "min_actors": None}), actors)
+    count_actors(resources.model_copy(update={"actors": actors, "min_actors": None}), actors, node_resources())
     return actors_that_fit(resources, node_resources()) // actors
 
 

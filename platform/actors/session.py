@@ -14,6 +14,7 @@ import ray
 from joblib import cpu_count
 from ray.exceptions import AuthenticationError
 
+from hedgerow.platform.actors.actor_room import local_resources
 from hedgerow.platform.actors.cluster_probe import trouble_at
 from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
@@ -24,7 +25,6 @@ from hedgerow.platform.common.ray_private import (
     host_and_port,
     listens_by_default,
     set_listening,
-    system_memory,
     without_node_dumps,
 )
 
@@ -43,14 +43,26 @@ Processes that start with their modules loaded are ready sooner; sums of small m
 keeps a history of its calls, which takes kilobytes per call and is not used without a dashboard.
 """
 
-STORE_SHARE, STORE_MOST = 0.3, 200e9
-"""Default fraction of a node's memory that Ray takes for its object store, and the maximum in bytes."""
-
 _REACHABLE = listens_by_default()
 """Whether Ray's processes are reachable from other machines; on macOS and Windows they are not, by default."""
 
 
-_starting: list[Future[None]] = []
+class DeferredStart(Future[None]):
+    """Future of a Ray that starts on this machine once it is needed: `begin` or `result` starts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = Event()
+
+    def begin(self) -> None:
+        self.begun.set()
+
+    def result(self, timeout: float | None = None) -> None:
+        self.begin()
+        return super().result(timeout)
+
+
+_starting: list[DeferredStart] = []
 """Session that is starting or running, if this module has started it."""
 
 _named: list[str] = []
@@ -70,10 +82,11 @@ def ray_session(address: str | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
+def ray_starting(address: str | None = None) -> Iterator[DeferredStart]:
     """Like `ray_session`, in the background, since starting Ray takes seconds. `result()` of the future waits for it.
 
-    Raises UserError at once for an address that is not that of a cluster, or a version of Ray that is not supported.
+    A Ray of this machine starts only once it is needed, see DeferredStart. Raises UserError at once for an address that
+    is not that of a cluster, or a version of Ray that is not supported.
     """
     check_version()
     target = _wanted(address)
@@ -88,7 +101,7 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
             _named.append(target)
             named.callback(_named.remove, target)
         if _starting or ray.is_initialized():
-            done: Future[None] = Future()
+            done = DeferredStart()
             done.set_result(None)
             yield _starting[0] if _starting else done
         else:
@@ -97,12 +110,17 @@ def ray_starting(address: str | None = None) -> Iterator[Future[None]]:
 
 
 @contextmanager
-def _starting_at(target: str | None) -> Iterator[Future[None]]:
+def _starting_at(target: str | None) -> Iterator[DeferredStart]:
     """Start Ray on this machine, or connect to a cluster, in the background."""
-    ready: Future[None] = Future()
+    ready = DeferredStart()
     over = Event()
+    if target:
+        ready.begin()
 
     def hold() -> None:
+        ready.begun.wait()
+        if over.is_set():
+            return
         # On Linux, the processes that Ray starts here end with the thread that started them.
         try:
             with _connected(target) if target else _started():
@@ -126,6 +144,7 @@ def _starting_at(target: str | None) -> Iterator[Future[None]]:
         _starting.clear()
         limit.cancel()
         over.set()
+        ready.begin()
         if target is None or (ready.done() and ready.exception() is None):
             thread.join()
 
@@ -221,17 +240,6 @@ def _init(address: str, **settings: Any) -> None:
 _get_handler, _set_handler = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
 _get_handler.argtypes, _get_handler.restype = [ctypes.c_int], ctypes.c_void_p
 _set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-
-
-def memory_of(total: float) -> dict[str, float]:
-    """Split of a node's memory (bytes): the part that processes may reserve, and the object store."""
-    store = min(STORE_SHARE * total, STORE_MOST)
-    return {"memory": total - store, "object_store_memory": store}
-
-
-def local_resources() -> dict[str, float]:
-    """Resources for client actors without a GPU, if Ray is started on this machine."""
-    return {"CPU": float(cpu_count()), **memory_of(system_memory())}
 
 
 def mig_slices() -> int | None:

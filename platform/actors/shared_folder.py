@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hedgerow.platform.actors.placement import actors_that_fit
+from hedgerow.platform.actors.actor_room import actors_that_fit
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
 

@@ -6,11 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import ray
-
-from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.config.resources import Resources
 
 LEAST, TIMES = 60.0, 10
@@ -81,14 +78,49 @@ class Silence:
         self.longest = max(self.longest, seconds)
 
 
+class Watched(Protocol):
+    """Handle of a process."""
+
+    def place(self) -> tuple[str, bool]:
+        """Process and node, for sentences, and whether the process has started."""
+        ...
+
+    def kill(self) -> None:
+        """End the process."""
+        ...
+
+
+class WatchedActor:
+    """Handle of an actor of Ray."""
+
+    def __init__(self, actor: Any):
+        self.actor = actor
+
+    def place(self) -> tuple[str, bool]:
+        """See Watched."""
+        # Local processes are watched without Ray.
+        from hedgerow.platform.common.ray_private import actor_record
+
+        known = actor_record(self.actor)
+        if known.get("State") != "ALIVE":
+            return "(not started yet)", False
+        return f"(pid {known['Pid']}) on node {known['Address']['IPAddress']}", True
+
+    def kill(self) -> None:
+        """End its process; Ray replaces it if it is to be restarted."""
+        import ray
+
+        ray.kill(self.actor)
+
+
 class Watch:
     """Measures how long an active process has been silent.
 
-    who: its name in sentences. actor: its handle. files: each change of one is a sign of life.
+    who: its name in sentences. process: its handle. files: each change of one is a sign of life.
     """
 
-    def __init__(self, who: str, actor: Any, silence: Silence, *files: Path):
-        self.who, self.actor, self.silence, self.files = who, actor, silence, files
+    def __init__(self, who: str, process: Watched, silence: Silence, *files: Path):
+        self.who, self.process, self.silence, self.files = who, process, silence, files
         self._begun = self._since = time.monotonic()
         self._stamps = self._look()
         self.noticed = self.killed = False
@@ -104,7 +136,7 @@ class Watch:
         too_long = self.silence.is_too_long(seconds)
         if self.killed or not (notable or too_long):
             return self.killed
-        where, started = _place(self.actor)
+        where, started = self.process.place()
         if not started and time.monotonic() < self._begun + LEAST:
             # Starting a process takes seconds.
             self._since = time.monotonic()
@@ -118,7 +150,7 @@ class Watch:
                 f"{self.who} {where} was silent for more than {self.silence.timeout:g} s (resources.actor_timeout) "
                 "and was replaced"
             )
-            ray.kill(self.actor)
+            self.process.kill()
         return self.killed
 
     def sign(self) -> None:
@@ -150,11 +182,3 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return stat.st_mtime_ns, stat.st_size
-
-
-def _place(actor: Any) -> tuple[str, bool]:
-    """Process and node of an actor, and whether it has started."""
-    known = actor_record(actor)
-    if known.get("State") != "ALIVE":
-        return "(not started yet)", False
-    return f"(pid {known['Pid']}) on node {known['Address']['IPAddress']}", True

@@ -16,3 +16,15 @@ def pack(value: Any) -> bytes:
 def unpack(message: Any) -> Any:
     """Returns what was packed; any other value as it is."""
     return pickle.loads(message) if isinstance(message, bytes) else message
+
+
+def pack_apart(value: Any) -> tuple[bytes, list[memoryview]]:
+    """Pickles a value, and returns the memory of its arrays apart, without a copy."""
+    buffers: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return message, [buffer.raw() for buffer in buffers]
+
+
+def unpack_apart(message: Any, buffers: list[Any]) -> Any:
+    """Returns what was packed; its arrays use the memory of the buffers."""
+    return pickle.loads(message, buffers=buffers)

@@ -1,6 +1,7 @@
 """The `resources` section of an experiment file: executor, client actors, CPUs, GPUs and memory."""
 
-from typing import Any, Literal, Self
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,13 +13,23 @@ def gpu_share(actors: int) -> float:
     return (10_000 // actors) / 10_000
 
 
+class SpeedChange(Section):
+    """Relative speeds of the shares of the work from a round on."""
+
+    from_round: int = Field(ge=1, description="first round with these speeds")
+    speeds: list[Annotated[float, Field(gt=0)]] = Field(
+        min_length=1, description="relative speed of each client actor's share of the work"
+    )
+
+
 class Resources(Section):
     """Executor and client actors, with the CPUs, GPUs and memory that they use."""
 
     executor: Literal["auto", "ray", "inline"] = Field(
         "auto",
-        description="where clients run; ray: in Ray actors; inline: in this process; auto: in Ray actors, and in this "
-        "process until the actors have started, with the same results",
+        description="where clients run; ray: in Ray actors; inline: in this process; auto: in Ray actors on a cluster "
+        "or with GPUs, and otherwise in processes that the command forks on this machine, with the same results (a run "
+        "from Python begins in its own process, and starts Ray if much work remains)",
     )
     actors: int | Literal["auto"] = Field(
         "auto", description="number of client actors; auto: one per free CPU (or GPU share)"
@@ -42,6 +53,12 @@ class Resources(Section):
         "auto",
         description="seconds to wait for nodes with room for the client actors, which a cluster that scales starts "
         "meanwhile; auto: 600 on a cluster, 0 where Ray is started on this machine",
+    )
+    speeds: Literal["equal", "measured"] | list[SpeedChange] = Field(
+        "equal",
+        description="relative speeds of the client actors, by which the clients of a round are dealt to them; equal: "
+        "the same for all; measured: from the times of earlier rounds, recorded as `speeds` in run.json before they "
+        "are used; a list, as run.json has it, repeats the numbers of that run",
     )
     device: Literal["auto", "cpu"] = Field(
         "auto",
@@ -134,6 +151,8 @@ class Resources(Section):
             raise ValueError("`min_actors` needs a number of `actors`, which determines the results; set `actors`")
         if self.min_actors and isinstance(self.actors, int) and self.min_actors > self.actors:
             raise ValueError(f"`min_actors: {self.min_actors}` is more than `actors: {self.actors}`; lower it")
+        if isinstance(self.speeds, list):
+            self._check_speeds(self.speeds)
         if self.gpus_per_actor > 1:
             raise ValueError(
                 f"`gpus_per_actor: {self.gpus_per_actor:g}` is above 1, but a client actor computes on one GPU; set it "
@@ -144,3 +163,17 @@ class Resources(Section):
         if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:
             raise ValueError("`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them")
         return self
+
+    def _check_speeds(self, changes: list[SpeedChange]) -> None:
+        """Raises ValueError if a list of speeds does not fit the number of actors, or its rounds do not ascend."""
+        if self.actors == "auto":
+            raise ValueError("a list of `speeds` needs a number of `actors`; set `actors`, as `workers` in run.json")
+        for change in changes:
+            if len(change.speeds) != self.actors:
+                raise ValueError(
+                    f"`speeds` from round {change.from_round} has {len(change.speeds)} numbers for "
+                    f"`actors: {self.actors}`; give one for each actor"
+                )
+        rounds = [change.from_round for change in changes]
+        if any(later <= earlier for earlier, later in pairwise(rounds)):
+            raise ValueError("`speeds` must be in the order of `from_round`, with each round at most once")

@@ -86,6 +86,17 @@ class FinishedRun:
         """Execution plan of each step. With these `engine.plans`, another run reproduces the numbers bit for bit."""
         return self.folder.record().get("plans", {})
 
+    @property
+    def speeds(self) -> list[dict[str, Any]]:
+        """Relative speeds of the client actors' shares of the work, and the rounds from which they hold.
+
+        As `resources.speeds`, together with the plans, they let another run reproduce the numbers bit for bit.
+        """
+        speeds = self.experiment.resources.speeds
+        if isinstance(speeds, str):
+            return self.folder.record().get("speeds", [])
+        return [change.model_dump() for change in speeds]
+
     @cached_property
     def frame(self) -> "DataFrame":
         """A pandas frame with a row for each round and a column for each metric."""

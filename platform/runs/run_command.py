@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hedgerow.platform.actors.local_processes import runs_here
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
@@ -64,7 +65,7 @@ def run_files(
             if begun and begun.record()["status"] == "finished":
                 runs[i].append(FinishedRun.read(begun))
                 continue
-            with _kept_for(following), progress_of(seeded, in_series=one is not None) as progress:
+            with _kept_for(following, address), progress_of(seeded, in_series=one is not None) as progress:
                 if begun:
                     runs[i].append(resume_run(str(begun), progress, address))
                 else:
@@ -130,13 +131,16 @@ def add_regrets(finished: list[FinishedRun]) -> None:
 @contextmanager
 def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator[None]:
     """One Ray session for all experiments, if any of them needs Ray."""
-    if not any(_on_ray(experiment) for experiment in experiments):
+    if not any(_on_ray(experiment, address) for experiment in experiments):
         yield
         return
     from hedgerow.platform.actors.actor_pool import shutdown_idle
     from hedgerow.platform.actors.session import ray_starting
 
-    with ray_starting(address):
+    with ray_starting(address) as ready:
+        if any(one.resources.executor == "ray" or one.resources.gpu for one in experiments):
+            # While the data are loaded.
+            ready.begin()
         try:
             yield
         finally:
@@ -144,9 +148,9 @@ def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator
 
 
 @contextmanager
-def _kept_for(following: Experiment | None) -> Iterator[None]:
+def _kept_for(following: Experiment | None, address: str | None) -> Iterator[None]:
     """Keep the actors of a run for the next one, if that runs on Ray too."""
-    if following is None or not _on_ray(following):
+    if following is None or not _on_ray(following, address):
         yield
         return
     from hedgerow.platform.actors.actor_pool import keep_warm
@@ -155,8 +159,8 @@ def _kept_for(following: Experiment | None) -> Iterator[None]:
         yield
 
 
-def _on_ray(experiment: Experiment) -> bool:
-    return experiment.resources.executor != "inline"
+def _on_ray(experiment: Experiment, address: str | None) -> bool:
+    return experiment.resources.executor != "inline" and not runs_here(experiment, address)
 
 
 def runs_output(finished: list[FinishedRun]) -> CommandOutput:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from hedgerow.platform.actors.local_processes import local_coordinator, runs_here
 from hedgerow.platform.common.errors import Interrupted, RayLost, UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
@@ -192,6 +193,10 @@ def open_coordinator(
     sentences for the user about events during the run. claim: see Coordinator.
     """
     resources = experiment.resources
+    if runs_here(experiment, address):
+        with local_coordinator(experiment, dataset, partition, checkpoints, num_shards, notify, claim) as coordinator:
+            yield coordinator
+        return
     if resources.executor != "inline":
         # Ray is imported only where it is used: an inline run needs none of it.
         from hedgerow.platform.actors.coordinator_actor import coordinator_on_ray

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.algorithm import Predictions
 from hedgerow.algorithms.core.messages import Reduction
 from hedgerow.algorithms.core.parts import ContractError
-from hedgerow.algorithms.core.pytree import Tree, count, leaves, tree_map
+from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.common.heartbeat import beat
 
 WIDENED, WIDENED_GPU = 2**16, 2**24
@@ -20,14 +21,12 @@ WIDENED, WIDENED_GPU = 2**16, 2**24
 
 def finite_clients(up: Tree, count: int) -> Tensor:
     """Mask (C,) of the clients of a chunk that sent only finite numbers."""
-    finite: Tensor | None = None
-    for leaf in leaves(up):
-        if leaf.is_floating_point():
-            # The sum of a row is finite exactly when its entries are, unless they are so large that the client diverged
-            # anyway.
-            rows = torch.isfinite(leaf.reshape(count, -1).sum(1))
-            finite = rows if finite is None else finite & rows
-    return torch.ones(count, dtype=torch.bool) if finite is None else finite.cpu()
+    # The sum of a row is finite exactly when its entries are, unless they are so large that the client diverged anyway.
+    floats = [leaf for leaf in leaves(up) if leaf.is_floating_point()]
+    if count == 1 and all(leaf.device.type == "cpu" for leaf in floats):
+        return torch.tensor([isfinite(sum(float(leaf.sum()) for leaf in floats))])
+    rows = [leaf.reshape(count, -1).sum(1).float() for leaf in floats]
+    return torch.stack(rows).sum(0).isfinite().cpu() if rows else torch.ones(count, dtype=torch.bool)
 
 
 @dataclass
@@ -51,29 +50,31 @@ class PartialAggregate:
     """Sum of the changes of the clients' own models since they last took part, where they are tracked; float64."""
     predictions: list[Predictions] = field(default_factory=list)
     """Predictions on each client's samples, if the step returns them."""
+    _chunks: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
+    """What `to_wire` makes `contributed` and `metrics` of."""
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
         """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
 
         Clients that diverged are removed before the weighting: a zero weight is not enough, since 0 * NaN is NaN.
         """
-        self.contributed = np.concatenate([self.contributed, finite.numpy()])
-        for name, values in (metrics or {}).items():
-            so_far = self.metrics.get(name, np.zeros(0))
-            self.metrics[name] = np.concatenate([so_far, values.detach().cpu().double().numpy()])
-        self.up_scalars += count(up)
-        self.up_bytes += sum(leaf.numel() * leaf.element_size() for leaf in leaves(up))
+        self._chunks.append((finite, {name: values.detach().cpu() for name, values in (metrics or {}).items()}))
+        sizes = [(leaf.numel(), leaf.element_size()) for leaf in leaves(up)]
+        self.up_scalars += sum(numbers for numbers, _ in sizes)
+        self.up_bytes += sum(numbers * size for numbers, size in sizes)
         if self.reduce == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
             return
-        up, weights = _finite_rows(up, finite), weights[finite]
+        if not finite.all():
+            up, weights = _finite_rows(up, finite), weights[finite]
         self.weight += float(weights.sum())
         self.total = _added(self.total, up, weights)
 
     def add_client_model_delta(self, delta: Tree, finite: Tensor) -> None:
         """Add the changes of the models of a chunk of clients: leaves (C, ...), finite (C,)."""
         ones = torch.ones(int(finite.sum()), dtype=torch.float64)
-        self.client_model_delta = _added(self.client_model_delta, _finite_rows(delta, finite), ones)
+        delta = delta if finite.all() else _finite_rows(delta, finite)
+        self.client_model_delta = _added(self.client_model_delta, delta, ones)
 
     def add_predictions(self, predictions: dict[str, Tensor]) -> None:
         """Add the predictions of a chunk of clients, under `PREDICTIONS` in the metrics: leaves (C, samples, ...)."""
@@ -84,7 +85,17 @@ class PartialAggregate:
     def to_wire(self) -> "PartialAggregate":
         """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
         total, delta = (None if tree is None else to_host(tree) for tree in (self.total, self.client_model_delta))
-        return replace(self, total=total, client_model_delta=delta)
+        finite, metrics = [finite for finite, _ in self._chunks], [metrics for _, metrics in self._chunks]
+        return replace(
+            self,
+            total=total,
+            client_model_delta=delta,
+            contributed=torch.cat(finite).numpy() if finite else self.contributed,
+            metrics={
+                name: torch.cat([one[name] for one in metrics if name in one]).double().numpy()
+                for name in dict.fromkeys(name for one in metrics for name in one)
+            },
+        )
 
 
 SumUp = Callable[[list[Any], float], Tree]
@@ -147,23 +158,35 @@ def scaled(total: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _finite_rows(tree: Tree, finite: Tensor) -> Tree:
-    return tree if finite.all() else tree_map(lambda leaf: leaf[finite.to(leaf.device)], tree)
+    return tree_map(lambda leaf: leaf[finite.to(leaf.device)], tree)
 
 
 def _added(total: Tree | None, tree: Tree, weights: Tensor) -> Tree:
     """Sum so far (None: zero) after the weighted rows of a tree have been added to it in place."""
     if total is None:
         total = tree_map(lambda leaf: leaf.new_zeros(leaf.shape[1:], dtype=torch.float64), tree)
-    tree_map(lambda sums, leaf: _add_weighted(sums, leaf, weights.to(leaf.device)), total, tree)
+    # On a GPU, reading the number would wait.
+    alone = float(weights) if len(weights) == 1 and all(leaf.device.type == "cpu" for leaf in leaves(tree)) else None
+    for sums, leaf in zip(leaves(total), leaves(tree), strict=True):
+        if alone is not None and sums.numel() <= WIDENED:
+            sums.add_(leaf[0], alpha=alone)
+        else:
+            _add_weighted(sums, leaf, weights.to(leaf.device), alone)
     return total
 
 
-def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor) -> None:
-    """total += weights @ leaf, in pieces that stay in a core's cache while they are converted to float64."""
+def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor, alone: float | None) -> None:
+    """total += weights @ leaf, in pieces that stay in a core's cache while they are converted to float64.
+
+    alone: the only weight.
+    """
     sums, rows = total.view(-1), leaf.reshape(len(leaf), total.numel())
     size = max(1, (WIDENED if leaf.device.type == "cpu" else WIDENED_GPU) // max(1, len(leaf)))
     for piece, widened in zip(sums.split(size), rows.split(size, dim=1), strict=True):
-        piece += weights @ widened.double()
+        if alone is None:
+            piece += weights @ widened.double()
+        else:
+            piece.add_(widened[0], alpha=alone)
 
 
 def to_host(tree: Tree, at_once: bool | None = None) -> Tree:

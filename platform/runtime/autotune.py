@@ -3,12 +3,12 @@
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data.mapped_arrays import cache_folder
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
 
-FORMAT = 5
+FORMAT = 6
 """Version of cached answers; answers of another version are ignored."""
 
 MEASURED_STEPS = 2
@@ -29,6 +29,12 @@ MEASURED_SAMPLES = 64
 
 CLOSE = 1.5
 """Plans within this factor of the fastest are measured again, with more mini-batches."""
+
+LOOP = ExecutionPlan("loop")
+
+TIE = 1.1
+"""The loop is chosen unless another plan is faster by this factor: otherwise noise would decide, and with it the bits.
+"""
 
 BRIEF = 0.2
 """Plans whose chunks took less than this many seconds are measured again as well."""
@@ -127,7 +133,7 @@ def shortened(batches: dict[str, BatchSpec], steps: int | None) -> dict[str, Bat
         name: replace(
             spec,
             size=spec.size or MEASURED_SAMPLES,
-            steps=steps if spec.steps is None else ceil(spec.steps * share),
+            steps=steps if spec.steps is None else math.ceil(spec.steps * share),
         )
         for name, spec in batches.items()
     }
@@ -184,6 +190,8 @@ def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -
         steps = workload.steps if rerun else min(workload.steps, MEASURED_STEPS)
     final = rerun or seconds
     best = min(final, key=final.__getitem__)
+    if final.get(LOOP, math.inf) <= TIE * final[best]:
+        best = LOOP
     # Compare only plans with the same measurement: the second one, if it includes batched plans.
     timings = next((some for some in (rerun, seconds) if any(plan.mode == "vmap" for plan in some)), {})
     batched = min((plan for plan in timings if plan.mode == "vmap"), key=timings.__getitem__, default=None)

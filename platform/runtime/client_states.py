@@ -82,7 +82,7 @@ class ClientStates:
 
         lasting: without scratch keys, which some clients may have and others not.
         """
-        if lasting and not self.initial:
+        if not self.initial and (lasting or not self.pending):
             return {}
         parts, order = [], []
         for stack, positions, rows in self._by_stack(clients):

@@ -214,8 +214,9 @@ class _DryRun:
                 metrics,
             )
             self.keep(exchange, number, exchange.clients[rows], state)
+        partial = partial.to_wire()
         try:
-            up = combine([partial.to_wire()], np.arange(n))
+            up = combine([partial], np.arange(n))
         except ContractError as error:
             raise self.violation(str(error), error.key) from error
         return Aggregate(up, np.ones(n, bool), partial.metrics)

@@ -14,7 +14,9 @@ from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import DISK_FULL, UserError
 from hedgerow.platform.common.heartbeat import beat
+from hedgerow.platform.config.resources import SpeedChange
 from hedgerow.platform.models.vmap_check import compare_constants
+from hedgerow.platform.runtime.assignment import REVIEW
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.recovery import SUSPICIOUS, attempt, find_crashing_clients, persist
 from hedgerow.platform.runtime.server import FederatedServer
@@ -44,8 +46,9 @@ class Coordinator:
 
     checkpoints: one folder per server, which continues from the last checkpoint there. None: no checkpoints, so a lost
     worker means starting again from round 1. Steps run under the plans that run.json records, one level up; new plans
-    are recorded there before the round that used them is reported. claim: gives this process the right to write there;
-    None: no other process can write there.
+    are recorded there before the round that used them is reported. Measured speeds are recorded there before the first
+    round that uses them, and never for a round that has run. claim: gives this process the right to write there; None:
+    no other process can write there.
     """
 
     def __init__(
@@ -59,11 +62,15 @@ class Coordinator:
         self._run_folders = [RunFolder(folder.parent) if folder else None for folder in checkpoints]
         self._recorded: list[dict[str, ExecutionPlan]] = []
         self._constants: list[str | None] = []
+        # Last round after which measured speeds were compared with those in use, by this or an earlier process.
+        self._last_review = 0
         for variant, (server, folder) in enumerate(zip(servers, self._run_folders, strict=True)):
             server.variant = variant
             is_run = folder is not None and folder.exists
-            known = folder.record().get("plans", {}) if folder and is_run else {}
-            self._recorded.append({step: ExecutionPlan(**plan) for step, plan in known.items()})
+            record = folder.record() if folder and is_run else {}
+            self._recorded.append({step: ExecutionPlan(**plan) for step, plan in record.get("plans", {}).items()})
+            self._take_speeds(record.get("speeds", []))
+            self._last_review = max(self._last_review, record.get("last_speed_review", 0))
             executor.plans[variant] |= self._recorded[-1]
             self._constants.append(folder.constants if folder and is_run else None)
         # For each variant: plans that replace those of the executor from the round on that runs next.
@@ -115,6 +122,7 @@ class Coordinator:
             compare_constants(server.algorithm.task.module, expected)
         records = self.next_round()
         self._record_plans()
+        self._review_speeds()
         for variant in records:
             self.on_round(variant, self.servers[variant])
         # Their plans changed after they had run this round.
@@ -165,6 +173,10 @@ class Coordinator:
     def plans(self) -> dict[str, Any]:
         """Plan of each step of the first variant (loop or vmap, chunk size), once it is known."""
         return _as_values(self.executor.plans[0])
+
+    def speeds(self) -> list[dict[str, Any]]:
+        """Relative speeds of the shares, and the rounds from which they hold."""
+        return [change.model_dump() for change in self.executor.speeds]
 
     def warnings(self) -> list[str]:
         """One sentence for each damaged checkpoint that was skipped."""
@@ -272,6 +284,7 @@ class Coordinator:
         self.executor.plans[variant] |= {
             step: ExecutionPlan(**plan) for step, plan in progress.get("plans", {}).items()
         }
+        self._take_speeds(progress.get("speeds", []))
         self.executor.load_states(variant, checkpoint)
         self._saved[variant] = checkpoint
 
@@ -334,7 +347,9 @@ class Coordinator:
             self._saved[variant] = write_checkpoint(
                 target,
                 state["server"],
-                state["progress"] | {"plans": _as_values(self.executor.plans[variant] | self._next_plans[variant])},
+                state["progress"]
+                | {"plans": _as_values(self.executor.plans[variant] | self._next_plans[variant])}
+                | {"speeds": self.speeds()},
                 lambda aside: self.executor.save_states(variant, aside, server.committed),
                 server.history,
             )
@@ -352,6 +367,22 @@ class Coordinator:
             if folder and plans != self._recorded[variant] and folder.exists:
                 self._recorded[variant] = dict(plans)
                 folder.update(plans=_as_values(plans))
+
+    def _review_speeds(self) -> None:
+        """From time to time, let the executor compare measured speeds, and record those of the next round."""
+        is_measured = self.servers[0].experiment.resources.speeds == "measured"
+        if not is_measured or self.round % REVIEW or self.round <= self._last_review or self.done:
+            return
+        persist(f"round {self.round}", partial(self.executor.review_speeds, self.round + 1), self._recover)
+        self._last_review = self.round
+        folder = self._run_folders[0]
+        if folder and folder.exists:
+            folder.update(speeds=self.speeds(), last_speed_review=self._last_review)
+
+    def _take_speeds(self, changes: list[dict[str, Any]]) -> None:
+        """Use recorded speeds, unless those in use continue them."""
+        if len(changes) > len(self.executor.speeds):
+            self.executor.speeds = [SpeedChange(**change) for change in changes]
 
     def _check_claim(self) -> None:
         if self.claim:

@@ -18,6 +18,9 @@ from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pooled_batches, view_keys
 from hedgerow.platform.runtime.shards import WorkShard
 
+DRAWN = 2**18
+"""Number of samples that are drawn at once for a loop over clients."""
+
 SCANNED = 256
 """Number of samples per block in the search for a finite one."""
 
@@ -43,11 +46,12 @@ class Samples:
     """See ClientData."""
 
     def streams(
-        self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray
+        self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray, padded: bool = True
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Index streams of a chunk: name -> (rows of x and y (C, steps, size), mask of the same shape).
 
-        key: seed, round and position of the exchange.
+        key: seed, round and position of the exchange. padded: where the mask is False, rows are real samples of the
+        same client.
         """
         streams = {}
         for name, spec in batches.items():
@@ -65,10 +69,63 @@ class Samples:
                 shares, order = home.shares[spec.split], home.order
                 owners, positions, mask = draw_pooled_batches(spec, (*key, name), clients, shares.sizes[of])
                 starts = shares.offsets[of][owners]
-            rows = self._padded(order[np.where(mask, positions + starts, 0)], mask)
+            rows = order[np.where(mask, positions + starts, 0)]
+            if padded:
+                rows = self._padded(rows, mask)
             device = self.x.device
             streams[name] = torch.from_numpy(rows).to(device), torch.from_numpy(mask).to(device)
         return streams
+
+    def each(
+        self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray, keyed: bool
+    ) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]]:
+        """Streams and keys of one client after the other, with a leading dimension of one client and no padding.
+
+        For the arguments see `drawn`.
+        """
+        together = self._drawn_together(batches)
+        for start in range(0, len(clients), together):
+            chunk = clients[start : start + together]
+            streams, keys = self.drawn(batches, key, chunk, keyed, padded=False)
+            sizes = {
+                name: (mask.any(-1).sum(-1).tolist(), mask.any(1).sum(-1).tolist())
+                for name, (_, mask) in streams.items()
+                if together > 1
+            }
+            for i in range(len(chunk)):
+                own = {name: (rows[i : i + 1], mask[i : i + 1]) for name, (rows, mask) in streams.items()}
+                for name, (steps, size) in sizes.items():
+                    rows, mask = own[name]
+                    own[name] = rows[:, : steps[i], : max(1, size[i])], mask[:, : steps[i], : max(1, size[i])]
+                views = {name: key[i : i + 1] for name, key in keys.items()}
+                yield own, {name: key[:, : own[name][0].shape[1]] if name else key for name, key in views.items()}
+
+    def _drawn_together(self, batches: Mapping[str, BatchSpec]) -> int:
+        """Number of clients whose mini-batches are drawn at once in a loop."""
+        most = 1
+        for spec in batches.values():
+            if spec.pooled_from is not None:
+                # Mini-batches without samples may then precede others.
+                return 1
+            largest = int(self.shares[spec.split].sizes.max(initial=1))
+            most = max(most, spec.epochs * largest, (spec.steps or 0) * (spec.size or largest))
+        return max(1, DRAWN // most)
+
+    def drawn(
+        self,
+        batches: Mapping[str, BatchSpec],
+        key: tuple[int | str, ...],
+        clients: np.ndarray,
+        keyed: bool,
+        padded: bool = True,
+    ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+        """Streams and keys of a chunk of clients, see `streams` and `keys`. keyed: with a key of each client."""
+        streams = self.streams(batches, key, clients, padded)
+        keys = self.keys(batches, key, clients, streams)
+        if keyed:
+            # No stream has an empty name.
+            keys[""] = torch.from_numpy(client_keys(key, clients)).to(self.x.device)
+        return streams, keys
 
     def _padded(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Replace padding with real samples of the same client, so that a mask of zeros is enough to remove it.
@@ -137,19 +194,17 @@ def run_clients(
         run = _run_one(step, hypers, broadcasts, samples)
     else:
         run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
+    alone = samples.each(shard.batches, key, shard.clients, shard.keyed) if plan.mode == "loop" else None
     for start in range(0, n, plan.chunk):
         rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
         clients = shard.clients[rows]
         extra = tree_map(lambda leaf, rows=rows: leaf[:, torch.from_numpy(rows).to(leaf.device)], per_client)
-        streams = samples.streams(shard.batches, key, clients)
-        keys = samples.keys(shard.batches, key, clients, streams)
-        if shard.keyed:
-            # No stream has an empty name.
-            keys[""] = torch.from_numpy(client_keys(key, clients)).to(samples.x.device)
+        streams, keys = next(alone) if alone else samples.drawn(shard.batches, key, clients, shard.keyed)
         answers = run(extra, states(clients), streams, keys)
         size = min(plan.chunk, n - start)
-        update, state, metrics = (tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
-        yield slice(start, start + size), (update, state, metrics)
+        if size < plan.chunk:
+            answers = tuple(tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
+        yield slice(start, start + size), answers
 
 
 Run = Callable[[Tree, Tree, Any, Tree], Any]
@@ -167,6 +222,8 @@ def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sample
         for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True)):
             message, mine = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
             answers.append(step(hp, {**down, **message}, mine, data))
+        if len(answers) == 1:
+            return tuple(tree_map(lambda leaf: leaf[None, None], tree) for tree in answers[0])
         return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
 
     return run

@@ -16,9 +16,17 @@ from hedgerow.algorithms.slots.fedex_rounds import FEDEX
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.resources import SpeedChange
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine, sum_trees
-from hedgerow.platform.runtime.assignment import longest_first, near_states, owner_of
+from hedgerow.platform.runtime.assignment import (
+    SMOOTHING,
+    changed_speeds,
+    longest_first,
+    near_states,
+    owner_of,
+    speeds_in,
+)
 from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.shards import (
@@ -36,9 +44,9 @@ from hedgerow.platform.storage.checkpoint import read_states, save_tree, seal_of
 
 NO_MATTER = {
     *("executor", "state_memory_mb", "state_folder", "min_actors"),
-    *("max_quarantined", "silence", "actor_timeout"),
+    *("max_quarantined", "silence", "actor_timeout", "speeds"),
 }
-"""Keys of `resources` that affect no plan: a run has the same bits for any of their values."""
+"""Keys of `resources` that affect no plan."""
 
 Positions = list[np.ndarray]
 """For each share of the work, the positions of its clients in `Exchange.clients`."""
@@ -48,35 +56,33 @@ Moved = dict[int, list[Any]]
 """For each worker, client states that arrive from other workers, or Ray's references to them."""
 
 
-class PlanNotTuned(Exception):  # noqa: N818
-    """A plan must be measured, and this executor does not measure."""
-
-
 class Executor:
     """Runs exchanges on one worker in this process; also the reference that the executor on Ray must match.
 
     experiments: variants of one experiment, which differ only in floats of their algorithm. num_shards: number of
-    shares of the work, which determines the bits of sums; the worker runs one after the other. measures: False: raise
-    PlanNotTuned where a plan is not known yet.
+    shares of the work, which determines the bits of sums; the worker runs one after the other.
 
     Every method may raise WorkerLost. A step runs under its known plan, or else under a newly chosen one. `run` raises
     ChunkTooLarge if a chunk of several clients does not fit into memory; the round can run again from its beginning.
     """
 
-    def __init__(
-        self, experiments: list[Experiment], worker: Worker | None, num_shards: int = 1, measures: bool = True
-    ):
-        self.worker, self.num_shards, self.measures = worker, num_shards, measures
+    def __init__(self, experiments: list[Experiment], worker: Worker | None, num_shards: int = 1):
+        self.worker, self.num_shards = worker, num_shards
         self.begin(experiments)
 
     def begin(self, experiments: list[Experiment]) -> None:
-        """Serve these experiments from now on, with only the plans of their files."""
+        """Serve these experiments from now on, with only the plans and speeds of their files."""
         self.experiments = experiments
         self.plans = [
             {step: ExecutionPlan(**plan.model_dump()) for step, plan in experiment.engine.plans.items()}
             for experiment in experiments
         ]
         """For each variant: step -> plan."""
+        speeds = experiments[0].resources.speeds
+        self.speeds: list[SpeedChange] = [] if isinstance(speeds, str) else list(speeds)
+        """Relative speeds of the shares, in the order of their rounds. The assignment of clients depends on them."""
+        self._seconds: dict[int, float] = {}
+        """For each share whose work was timed: smoothed seconds per sample."""
         self._kinds: list[dict[str, Any]] | None = None
         self._away: dict[int, tuple[int, dict[int, int]]] = {}
         """For each variant: the last round in which states were lent, and to which worker each client's."""
@@ -228,21 +234,41 @@ class Executor:
 
         The work of the cohort is divided evenly, in the same way for every exchange of the round, so that scratch
         states stay where they are; most clients with states run where these are kept. Each share starts with its
-        largest clients: chunks then contain clients with similar numbers of steps, and need little padding.
+        largest clients: chunks then contain clients with similar numbers of steps, and need little padding. Evenly
+        means: so that shares of different speeds finish at the same time.
         """
         shares, clients = self.num_shards, exchange.clients
         if exchange.on != "clients" or not len(clients):
             owner = clients % shares
             return [np.flatnonzero(owner == share) for share in range(shares)]
         cohort = _cohort(exchange)
+        speeds = speeds_in(cohort.round, self.speeds, shares)
         if cohort.is_stateless:
-            owner = longest_first(cohort.sizes, shares)[np.searchsorted(cohort.clients, clients)]
+            owner = longest_first(cohort.sizes, speeds)[np.searchsorted(cohort.clients, clients)]
         elif exchange.position >= EVALUATION:
             owner = owner_of(clients, shares)
         else:
-            owner = near_states(cohort.clients, cohort.sizes, shares)[np.searchsorted(cohort.clients, clients)]
+            owner = near_states(cohort.clients, cohort.sizes, speeds)[np.searchsorted(cohort.clients, clients)]
         by_size = np.argsort(-_sizes(exchange)[clients], kind="stable")
         return [by_size[owner[by_size] == share] for share in range(shares)]
+
+    def review_speeds(self, from_round: int) -> None:
+        """Compare the measured speeds of the shares with those in use, and append them to `speeds` if they differ.
+
+        They are in use from `from_round` on. Nothing changes with one worker, or while a share has had no clients.
+        """
+        times = self._send("seconds_per_sample", dict.fromkeys(range(self.num_workers), ()))
+        if self.num_workers == 1:
+            return
+        for share, seconds in [item for one in times for item in one.items()]:
+            before = self._seconds.get(share, seconds)
+            self._seconds[share] = before + SMOOTHING * (seconds - before)
+        if len(self._seconds) < self.num_shards:
+            return
+        in_use = speeds_in(from_round, self.speeds, self.num_shards)
+        speeds = changed_speeds(in_use, [self._seconds[share] for share in range(self.num_shards)])
+        if speeds is not None:
+            self.speeds.append(SpeedChange(from_round=from_round, speeds=speeds.tolist()))
 
     def _move_states(self, exchanges: list[Exchange], positions: list[Positions]) -> Moved:
         """Let states travel to the workers that run their clients, and back after the round.
@@ -369,8 +395,6 @@ class Executor:
 
     def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
         """Time a chunk of shards with one fusion key under their plan, with all workers active; see Worker.measure."""
-        if not self.measures:
-            raise PlanNotTuned
         n = self.num_workers
         largest = {worker: max(shards[worker::n], key=lambda mine: len(mine[0].clients)) for worker in range(n)}
         # All at once, as in a round: they share caches and memory. Each runs its own clients, which may have states.

@@ -44,13 +44,13 @@ def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Pa
 
 
 def inline_executor(
-    experiments: list[Experiment], dataset: Dataset, partition: Partition, num_shards: int = 1, measures: bool = True
+    experiments: list[Experiment], dataset: Dataset, partition: Partition, num_shards: int = 1
 ) -> Executor:
     """Executor with one worker in this process, which runs all shares of the work. See Executor for the arguments."""
     resources = experiments[0].resources
     init_process(resources.threads, gpus=resources.gpu)
     worker = Worker(*worker_arguments(experiments, dataset, partition))
-    return Executor(experiments, worker, num_shards, measures)
+    return Executor(experiments, worker, num_shards)
 
 
 def worker_arguments(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> tuple[Any, ...]:

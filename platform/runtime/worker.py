@@ -135,6 +135,9 @@ class Worker:
             ClientStates(tree_map(self._load, algorithm.init_client() | latest), len(partition), memory, folder)
             for algorithm in algorithms
         ]
+        self.is_timed = resources.speeds == "measured"
+        self.clock: dict[tuple[int, int], tuple[float, int]] = {}
+        """Where timed: seconds and samples of the training of a share in a round, since they were last asked for."""
         self.samples = deal(dataset, partition, task, self._load, PREPARED)
         # Memory that earlier workers held in the same process does not count.
         reset_peak(self.device)
@@ -193,7 +196,7 @@ class Worker:
                 groups.setdefault((shard.fusion_key, shard.clients.tobytes(), shapes), []).append(i)
         for group in groups.values():
             first_of_group = shards[group[0]]
-            failure = ""
+            failure, start = "", time.perf_counter()
             try:
                 self._carry_out([shards[i] for i in group], [downs[i] for i in group], [partials[i] for i in group])
             except ContractError as error:
@@ -210,8 +213,25 @@ class Worker:
                 free_memory()
                 name = step_name(first_of_group.step, first_of_group.on)
                 raise ChunkTooLarge(name, first_of_group.plan, failure)
+            if self.is_timed and first_of_group.on == "clients" and first_of_group.keep_states:
+                self._time(first_of_group, time.perf_counter() - start)
         gpu_peak = peak(self.device) if self.device.type == "cuda" else 0.0
         return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
+
+    def _time(self, shard: WorkShard, seconds: float) -> None:
+        key = shard.number, shard.round
+        before, samples = self.clock.get(key, (0.0, 0))
+        mine = self.samples["clients"].shares["train"].sizes[shard.clients].sum()
+        self.clock[key] = before + seconds, samples + int(mine)
+
+    def seconds_per_sample(self) -> dict[int, float]:
+        """Seconds of training per sample of each share, where timed: the median of the rounds since the last call."""
+        rounds: dict[int, list[float]] = {}
+        for (share, _), (seconds, samples) in self.clock.items():
+            if samples:
+                rounds.setdefault(share, []).append(seconds / samples)
+        self.clock = {}
+        return {share: float(np.median(ratios)) for share, ratios in rounds.items()}
 
     def _carry_out(self, shards: list[WorkShard], downs: list[Tree], partials: list[PartialAggregate]) -> None:
         """Run shards with the same fusion key and clients as one, and split the answers."""

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.engine_section import StepPlan
+from hedgerow.platform.config.resources import SpeedChange
 from hedgerow.platform.config.validation_errors import objection
 
 AGAIN = "restore it from a copy, or run the experiment again"
@@ -54,6 +55,8 @@ class Ended(Record):
     workers: int | None = None
     client_actors: list[int] = []
     plans: dict[str, StepPlan] = {}
+    speeds: list[SpeedChange] = []
+    last_speed_review: int = 0
     data: DataRecord | None = None
     summary: dict[str, Any] = {}
     histograms: dict[str, dict[str, list[int]]] = {}

@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 
 from hedgerow.platform.actors.nodes_of_run import LostNodes
 from hedgerow.platform.actors.ray_health import LOOK, RayHealth
-from hedgerow.platform.actors.silence import Signs, Silence, Watch
+from hedgerow.platform.actors.silence import Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.common.signals import Termination
@@ -162,7 +162,7 @@ class SearchCallback(tune.Callback):
         signs.begin()
         files = signs.file, *(folder.metrics for folder in folders)
         who = f"trial {', '.join(map(str, numbers))}"
-        return Watch(who, trial.temporary_state.ray_actor, self._silence, *files), signs
+        return Watch(who, WatchedActor(trial.temporary_state.ray_actor), self._silence, *files), signs
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         for index, overrides in members(trial.trial_id, trial.config):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import time
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
@@ -14,7 +13,9 @@ from ray_runs import numbers, same, small
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.platform.actors import coordinator_actor
 from hedgerow.platform.actors.coordinator_actor import CoordinatorHandle
+from hedgerow.platform.actors.session import DeferredStart
 from hedgerow.platform.common.errors import RayLost, UserError
 from hedgerow.platform.runs.runner import FinishedRun, resume, run
 from hedgerow.platform.runtime.factory import check
@@ -26,7 +27,7 @@ from hedgerow.platform.storage.checkpoint import checkpoints, round_of
 def local_first(experiment, folder, ready, actors=2, kind=CoordinatorHandle):
     """As a run has it that starts Ray, with a Ray that is there when the test says so."""
     dataset, partition = check(experiment, None)
-    executor = inline_executor([experiment], dataset, partition, actors, measures=False)
+    executor = inline_executor([experiment], dataset, partition, actors)
     local = build_coordinator([experiment], dataset, partition, executor, [folder])
     run = experiment, dataset, partition, folder, actors, actors, pytest.fail, None, ready, local
     with kind(*run) as first:
@@ -35,6 +36,13 @@ def local_first(experiment, folder, ready, actors=2, kind=CoordinatorHandle):
         finally:
             if not ready.done():
                 ready.cancel()
+
+
+def begun() -> DeferredStart:
+    """A Ray that is starting."""
+    ready = DeferredStart()
+    ready.begin()
+    return ready
 
 
 def finish(driver, records):
@@ -55,7 +63,7 @@ def whole(kept, tmp_path_factory) -> FinishedRun:
 @pytest.mark.parametrize("local_rounds", [0, 1, 3, 6])
 def test_whoever_runs_a_round_its_bits_are_the_same(local_rounds, whole, tmp_path):
     experiment = whole.experiment
-    ready: Future[None] = Future()
+    ready = begun()
     records: list = []
     with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
         for _ in range(local_rounds):
@@ -74,37 +82,47 @@ def test_whoever_runs_a_round_its_bits_are_the_same(local_rounds, whole, tmp_pat
     assert same(ended, whole)
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.usefixtures("ray_here")
-def test_plans_are_measured_on_the_actors(tmp_path, monkeypatch):
+class NeverStarted(DeferredStart):
+    """A Ray that must not be needed."""
+
+    def result(self, timeout: float | None = None) -> None:
+        pytest.fail("Ray was started")
+
+
+def test_a_run_that_is_soon_over_does_not_start_ray(tmp_path, monkeypatch):
+    """Not even where its plans have to be measured."""
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(coordinator_actor, "SOME", 0.0)
     experiment = small(tmp_path / "runs", resources__actors=2, engine={"mode": "auto"})
-    ready: Future[None] = Future()
-    ready.set_result(None)
+    ready = NeverStarted()
     with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
-        records = finish(driver, [])
-        # No plan was known, so not even the first round was run here.
-        assert driver.local is None
-    assert len(records) == 4
+        assert len(finish(driver, [])) == 4
+        assert not ready.begun.is_set()
+        assert set(driver.plans()) >= {"train/clients"}
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("ray_here")
-def test_rounds_before_one_that_needs_a_measurement_are_told(tmp_path):
-    # A model that no other test has. Without clients to score, the plan of training is known afterwards, that of
-    # scoring is not.
-    settings = {"rounds": 5, "resources__actors": 2, "engine": {"mode": "auto"}, "task__model__hidden": [9]}
-    run(small(tmp_path / "runs", **settings, evaluation={"clients": 0}))
-    experiment = small(tmp_path / "runs", **settings, evaluation={"clients": 5, "every": 3})
-    ready: Future[None] = Future()
+def test_a_run_with_much_work_left_starts_ray(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator_actor, "SOME", 0.0)
+    experiment = small(tmp_path / "runs", rounds=10**6, resources__actors=2, checkpoints__every=0)
+    ready = DeferredStart()
     with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
-        records, done = driver.advance(60.0)
-        assert [record["round"] for record in records] == [1, 2]
-        assert not done
-        ready.set_result(None)
-        finish(driver, records)
-        assert driver.local is None
-    assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
+        driver.advance(0.0)
+        assert not ready.begun.is_set()
+        driver.advance(0.0)
+        assert ready.begun.wait(10)
+        ready.set_exception(UserError("no Ray cluster answers"))
+        with pytest.raises(UserError, match="no Ray cluster answers"):
+            finish(driver, [])
+
+
+@pytest.mark.timeout(60)
+def test_ray_starts_during_a_long_first_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator_actor, "UNKNOWN", 0.0)
+    experiment = small(tmp_path / "runs", resources__actors=2)
+    ready = DeferredStart()
+    with local_first(experiment, tmp_path / "checkpoints", ready):
+        assert ready.begun.wait(10)
 
 
 def test_rounds_that_a_lost_coordinator_ran_and_did_not_tell_are_told_by_the_next(tmp_path):
@@ -123,7 +141,7 @@ def test_rounds_that_a_lost_coordinator_ran_and_did_not_tell_are_told_by_the_nex
 @pytest.mark.timeout(60)
 def test_a_run_that_ends_before_ray_is_there_leaves_nothing_behind(tmp_path):
     experiment = small(tmp_path / "runs", resources__actors=2)
-    ready: Future[None] = Future()
+    ready = begun()
     with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
         assert len(finish(driver, [])) == 4
         assert set(driver.parameters()) == {"1.weight", "1.bias", "3.weight", "3.bias"}
@@ -136,7 +154,7 @@ def test_a_run_that_ends_before_ray_is_there_leaves_nothing_behind(tmp_path):
 @pytest.mark.timeout(60)
 def test_a_ray_that_does_not_start_is_told(tmp_path):
     experiment = small(tmp_path / "runs", rounds=10**6, resources__actors=2, checkpoints__every=0)
-    ready: Future[None] = Future()
+    ready = begun()
     with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
         driver.advance(0.0)
         ready.set_exception(UserError("no Ray cluster answers"))
@@ -166,7 +184,7 @@ def test_rounds_that_were_run_here_are_saved_when_ray_is_lost(seen_by, tmp_path)
             return super().is_ready()
 
     experiment = small(tmp_path / "runs", rounds=10**6, resources__actors=2, checkpoints__every=0)
-    ready: Future[None] = Future()
+    ready = begun()
     with local_first(experiment, tmp_path / "checkpoints", ready, kind=Lost) as driver:
         driver.advance(0.0)
         ready.set_result(None)
@@ -177,14 +195,14 @@ def test_rounds_that_were_run_here_are_saved_when_ray_is_lost(seen_by, tmp_path)
 
 def test_the_loss_of_ray_does_not_end_a_process_that_runs_rounds_itself(tmp_path):
     experiment = small(tmp_path / "runs", resources__actors=2)
-    ready: Future[None] = Future()
+    ready = begun()
     with local_first(experiment, tmp_path / "checkpoints", ready) as driver:
         answers = []
         advance = driver.local.advance
 
-        def meddle(seconds):
+        def meddle(*arguments):
             answers.append(driver._works_without_ray(RayLost("Ray has ended")))
-            return advance(seconds)
+            return advance(*arguments)
 
         driver.local.advance = meddle
         driver.advance(0.0)

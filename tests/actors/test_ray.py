@@ -121,7 +121,7 @@ class TestOnRay:
 
 
 def test_how_many_actors_fit():
-    from hedgerow.platform.actors.placement import actors_that_fit
+    from hedgerow.platform.actors.actor_room import actors_that_fit
 
     nodes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 16.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert actors_that_fit(Resources(cpus_per_actor=1), nodes) == 21

@@ -11,7 +11,8 @@ from hedgerow.cli import main
 from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
-from hedgerow.platform.actors.placement import actors_that_fit, bundle_of, bundles, reserved, strategy
+from hedgerow.platform.actors.actor_room import actors_that_fit
+from hedgerow.platform.actors.placement import bundle_of, bundles, reserved, strategy
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources, gpu_share
@@ -174,6 +175,8 @@ def test_the_plan_of_a_search_knows_how_many_of_its_trials_run_at_once(setting, 
 def test_a_search_places_its_trials_itself():
     told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.actors_per_node=2", code=2)
     assert "resources.actors_per_node is for single runs" in told
+    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.speeds=measured", code=2)
+    assert "resources.speeds is for single runs" in told
 
 
 LACKING = [

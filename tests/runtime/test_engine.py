@@ -315,12 +315,12 @@ def test_compiled_it_learns_the_same():
 
 
 def test_the_largest_clients_go_first_to_whoever_has_the_least_to_do():
-    assert longest_first(np.array([5, 5, 5, 5, 5]), 2).tolist() == [0, 1, 0, 1, 0]
+    assert longest_first(np.array([5, 5, 5, 5, 5]), np.ones(2)).tolist() == [0, 1, 0, 1, 0]
     sizes = np.array([1, 9, 2, 8, 3, 7])
-    owner = longest_first(sizes, 3)
+    owner = longest_first(sizes, np.ones(3))
     assert [sizes[owner == worker].sum() for worker in range(3)] == [10, 10, 10]
     # One client with nearly all the data has a worker for itself.
-    owner = longest_first(np.array([1] * 20 + [1000]), 4)
+    owner = longest_first(np.array([1] * 20 + [1000]), np.ones(4))
     assert (owner == owner[20]).sum() == 1
 
 

@@ -320,6 +320,17 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         add("resources: {executor: rya}"),
         (":19: resources.executor must be auto, ray or inline, not 'rya'", "'ray'?"),
     ),
+    ("speeds", add("resources: {speeds: measurd}"), (":19: resources.speeds must be equal or measured or a list",)),
+    (
+        "speeds without actors",
+        add("resources: {speeds: [{from_round: 6, speeds: [1, 0.5]}]}"),
+        (":19: resources: a list of `speeds` needs a number of `actors`",),
+    ),
+    (
+        "speed of zero",
+        add("resources: {actors: 2, speeds: [{from_round: 6, speeds: [1, 0]}]}"),
+        (":19: resources.speeds.0.speeds.1 must be greater than 0, not 0",),
+    ),
     ("actors", add("resources: {actors: autoo}"), (":19: resources.actors must be a whole number or auto", "'auto'?")),
     (
         "optimiser",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -82,6 +83,35 @@ class Counted(FedAvg):
                 with suppress(FileNotFoundError):
                     Path(hp.kill_file).unlink()
                     os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(hp, down, state, data)
+
+
+class Uneven(FedAvg):
+    """FedAvg without vmap, whose clients wait for a time per sample, which is longer in one of the client actors.
+
+    slow_file: link to the id of the slow process, which the first actor creates. log_file: receives a line for each
+    client, with the id of the process and the number of samples.
+    """
+
+    no_vmap = "clients wait"
+
+    class Hyper(FedAvg.Hyper):
+        name: str = "toys.Uneven"
+        seconds: float = 0.0005
+        factor: float = 3.0
+        slow_file: str = ""
+        log_file: str = ""
+
+    def train(self, hp, down, state, data):
+        # Not in the driver, which tries the step out.
+        if any("ClientActor" in part for part in psutil.Process().cmdline()):
+            with suppress(FileExistsError):
+                Path(hp.slow_file).symlink_to(str(os.getpid()))
+            is_slow = Path(hp.slow_file).readlink().name == str(os.getpid())
+            samples = int(data.streams["train"][1].sum())
+            time.sleep(hp.seconds * samples * (hp.factor if is_slow else 1))
+            with Path(hp.log_file).open("a") as lines:
+                lines.write(f"{os.getpid()} {samples}\n")
         return super().train(hp, down, state, data)
 
 

@@ -1,0 +1,385 @@
+"""Worker processes on this machine without Ray. They are forked: they start at once, and share this process's memory.
+
+A gradient that torch computes in a process breaks gradients in the processes that are forked from it later. Workers are
+therefore forked from a process of its own, which is forked before the first gradient and computes nothing.
+"""
+
+import atexit
+import ctypes
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from joblib import cpu_count
+
+from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, local_resources
+from hedgerow.platform.actors.silence import BEAT, Silence, Watch
+from hedgerow.platform.actors.small_messages import pack_apart, unpack_apart
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.mapped_arrays import ArrayFile, shared_file
+from hedgerow.platform.runtime.assignment import owner_of
+from hedgerow.platform.runtime.coordinator import Coordinator
+from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.launch import build_coordinator, worker_arguments
+from hedgerow.platform.runtime.process import init_process
+from hedgerow.platform.runtime.shards import ChunkTooLarge, WorkerLost
+from hedgerow.platform.runtime.worker import Worker
+from hedgerow.platform.storage.run_lock import Claim
+
+BUFFER = 2**22
+"""Bytes of a socket's buffer: larger messages need more switches between the two processes."""
+
+_PARENT_DEATH = 1
+"""PR_SET_PDEATHSIG of prctl: the signal that Linux sends a process when its parent ends."""
+
+_forks: socket.socket | None = None
+"""Connection to the process that forks workers."""
+
+
+def prepare() -> None:
+    """Fork the process that forks workers. Call it after the imports and before the first gradient.
+
+    Does nothing where processes cannot be forked safely: outside Linux, and in a process with several threads.
+    """
+    global _forks
+    if _forks is not None or sys.platform != "linux" or threading.active_count() > 1:
+        return
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process == 0:
+        here.close()
+        _run_child(lambda: _fork_workers(there))
+    there.close()
+    _forks = here
+    atexit.register(_end, here, process)
+
+
+def _end(forks: socket.socket, process: int) -> None:
+    forks.close()
+    with suppress(ChildProcessError):
+        os.waitpid(process, 0)
+
+
+def is_prepared() -> bool:
+    """Whether this process can start workers."""
+    return _forks is not None
+
+
+def _run_child(work: Callable[[], None]) -> None:
+    """Do the work of a forked process, and end it. Signals from a terminal or a scheduler are for its parent."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
+        # Standard output belongs to the command: it may be a JSON document.
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _fork_workers(requests: socket.socket) -> None:
+    """Fork a worker for each connection that arrives, until the parent closes its end."""
+    # Workers that end leave nothing behind.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
+        if not message:
+            return
+        connection = socket.socket(fileno=descriptors[0])
+        if os.fork() == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _run_child(lambda connection=connection: _serve(connection))  # type: ignore[misc]
+        connection.close()
+
+
+def _serve(connection: socket.socket) -> None:
+    """Answer calls of a worker's methods until the connection is closed. The first call is `load_run`."""
+    worker: Any = None
+    while (message := _get(connection)) is not None:
+        method, arguments, shared = message
+        reply: tuple[Any, Exception | None]
+        try:
+            if method == "load_run":
+                worker, answer = _build_worker(*arguments), os.getpid()
+            else:
+                answer = getattr(worker, method)(*arguments, **shared)
+            reply = answer, None
+        except Exception as error:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)))
+            reply = None, error
+        try:
+            _put(connection, reply)
+        except (OSError, BrokenPipeError):
+            return
+        except Exception:
+            # An error that cannot be pickled.
+            _put(connection, (None, RuntimeError("".join(traceback.format_exception(reply[1])))))
+
+
+def _build_worker(
+    import_path: list[str],
+    experiments: list[dict[str, Any]],
+    data: dict[str, Any],
+    partition: dict[str, Any],
+    rank: int,
+    actors: int,
+    shards: int,
+) -> Worker:
+    sys.path[:0] = [entry for entry in import_path if entry not in sys.path]
+    parsed = [parse_experiment(values) for values in experiments]
+    init_process(parsed[0].resources.threads)
+    opened: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in data.items()}
+    arguments = worker_arguments(parsed, Dataset(**opened), Partition(**partition))
+    return Worker(
+        *arguments,
+        name=f"states-{rank:04d}",
+        owns=lambda clients: owner_of(clients, shards) % actors == rank,
+    )
+
+
+def _put(connection: socket.socket, value: Any) -> None:
+    message, buffers = pack_apart(value)
+    sizes = [len(message), *(buffer.nbytes for buffer in buffers)]
+    connection.sendall(struct.pack(f"<q{len(sizes)}q", len(sizes), *sizes) + message)
+    for buffer in buffers:
+        connection.sendall(buffer)
+
+
+def _get(connection: socket.socket) -> Any:
+    """Next value; None if the other end is closed."""
+    if (head := _read(connection, 8)) is None:
+        return None
+    count = struct.unpack("<q", head)[0]
+    sizes = _read(connection, 8 * count)
+    if sizes is None:
+        return None
+    message, *buffers = (_read(connection, size) for size in struct.unpack(f"<{count}q", sizes))
+    if message is None or any(buffer is None for buffer in buffers):
+        return None
+    return unpack_apart(message, buffers)
+
+
+def _read(connection: socket.socket, size: int) -> memoryview | None:
+    # Memory of torch is aligned: the bits of kernels may depend on it.
+    memory: Any = torch.empty(size, dtype=torch.uint8).numpy()
+    view = memoryview(memory)
+    done = 0
+    while done < size:
+        try:
+            arrived = connection.recv_into(view[done:])
+        except ConnectionError:
+            return None
+        if not arrived:
+            return None
+        done += arrived
+    return view
+
+
+def runs_here(experiment: Experiment, address: str | None) -> bool:
+    """Whether the clients of an experiment run in processes of this machine that are not Ray's.
+
+    They do with `executor: auto`, without GPUs and without a cluster, if this process has been prepared.
+    """
+    resources = experiment.resources
+    named = address or os.environ.get("RAY_ADDRESS")
+    if resources.executor != "auto" or resources.gpus_per_actor or named not in (None, "local"):
+        return False
+    ray = sys.modules.get("ray")
+    return is_prepared() and not (ray and ray.is_initialized())
+
+
+@contextmanager
+def local_coordinator(
+    experiment: Experiment,
+    dataset: Dataset,
+    partition: Partition,
+    checkpoints: Path,
+    num_shards: int | None,
+    notify: Callable[[str], None],
+    claim: Claim | None,
+) -> Iterator[Coordinator]:
+    """Coordinator in this process, with as many processes for the clients as Ray would have actors on this machine.
+
+    num_shards: original number of shares of a run that is resumed; None: new run.
+    """
+    resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
+    # The memory of this machine is asked of Ray, whose import takes a second.
+    here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
+    shards = num_shards or count_actors(resources, cohort, here)
+    workers = max(1, min(shards, actors_that_fit(resources, here)))
+    executor = LocalExecutor([experiment], dataset, partition, workers, shards, notify)
+    try:
+        coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
+        coordinator.on_notice = notify
+        yield coordinator
+    finally:
+        executor.close()
+
+
+class LocalProcess:
+    """A worker in a process of its own, forked for this run."""
+
+    def __init__(self) -> None:
+        assert _forks is not None, "prepare() comes first"
+        self.connection, there = socket.socketpair()
+        for end in (self.connection, there):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        try:
+            socket.send_fds(_forks, [b"f"], [there.fileno()])
+        except OSError as error:
+            raise RuntimeError("the process that forks this run's processes has ended") from error
+        there.close()
+        self.pid: int | None = None
+
+    def place(self) -> tuple[str, bool]:
+        """Its process, and whether it has started."""
+        return (f"(pid {self.pid})", True) if self.pid else ("(not started yet)", False)
+
+    def kill(self) -> None:
+        """End the process."""
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, and the connection."""
+        self.kill()
+        self.connection.close()
+
+
+class LocalExecutor(Executor):
+    """Runs exchanges in processes on this machine. Processes that die or stay silent for too long are replaced.
+
+    num_workers: number of processes; share i of the work runs in process i modulo this number. notify: receives
+    sentences about silent processes.
+    """
+
+    def __init__(
+        self,
+        experiments: list[Experiment],
+        dataset: Dataset,
+        partition: Partition,
+        num_workers: int,
+        num_shards: int,
+        notify: Callable[[str], None],
+    ):
+        super().__init__(experiments, None, num_shards)
+        self.notify, self.silence = notify, Silence(experiments[0].resources)
+        data = {
+            name: (isinstance(value, np.ndarray) and shared_file(value)) or value
+            for name, value in vars(dataset).items()
+        }
+        dumped = [experiment.model_dump(mode="json") for experiment in experiments]
+        self._load = sys.path, dumped, data, vars(partition)
+        self.processes: list[LocalProcess] = [LocalProcess() for _ in range(num_workers)]
+        try:
+            self._begin(range(num_workers))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.processes)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            process.close()
+
+    def _begin(self, ranks: Any) -> None:
+        """Build the workers of new processes."""
+        calls: dict[int, Any] = {
+            rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks
+        }
+        answers, errors, lost = self._answers(calls)
+        if errors:
+            raise errors[0]
+        if lost:
+            raise RuntimeError(f"process {lost[0]} of this run ended while it was starting")
+        for rank, pid in answers.items():
+            self.processes[rank].pid = pid
+
+    def _send(
+        self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None, again: bool = False
+    ) -> list[Any]:
+        shared: dict[str, Any] = {}
+        if broadcasts is not None:
+            shared["broadcasts"] = [
+                tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), one) for one in broadcasts
+            ]
+        calls = {rank: (method, mine, shared) for rank, mine in arguments.items()}
+        answers, errors, lost = self._answers(calls)
+        for rank in lost:
+            self.processes[rank].close()
+            self.processes[rank] = LocalProcess()
+        self._begin(lost)
+        if errors:
+            # Another error decides before a chunk that is too large.
+            raise min(errors, key=lambda error: isinstance(error, ChunkTooLarge))
+        if lost and not again:
+            raise WorkerLost(f"process {lost[0]} of this run ended")
+        if lost:
+            answers |= dict(
+                zip(lost, self._send(method, {rank: arguments[rank] for rank in lost}, broadcasts), strict=True)
+            )
+        return [answers[rank] for rank in arguments]
+
+    def _call(self, worker: int, method: str, *arguments: Any) -> Any:
+        return self._send(method, {worker: arguments})[0]
+
+    def _answers(self, calls: dict[int, Any]) -> tuple[dict[int, Any], list[Exception], list[int]]:
+        """Answers by rank, errors of calls, and ranks of processes that have ended."""
+        begun, lost = time.monotonic(), []
+        waiting: dict[socket.socket, int] = {}
+        for rank, call in calls.items():
+            connection = self.processes[rank].connection
+            try:
+                _put(connection, call)
+                waiting[connection] = rank
+            except OSError:
+                lost.append(rank)
+        watches = {rank: Watch(f"process {rank}", self.processes[rank], self.silence) for rank in waiting.values()}
+        answers: dict[int, Any] = {}
+        errors: list[Exception] = []
+        while waiting:
+            ready: list[Any] = wait(list(waiting), BEAT)
+            for connection in ready:
+                rank = waiting.pop(connection)
+                reply = _get(connection)
+                if reply is None:
+                    lost.append(rank)
+                elif reply[1] is not None:
+                    errors.append(reply[1])
+                else:
+                    answers[rank] = reply[0]
+            if not ready:
+                for rank in waiting.values():
+                    watches[rank].look(self.notify)
+        if not any(watch.noticed or watch.killed for watch in watches.values()):
+            self.silence.ended(time.monotonic() - begun)
+        return answers, errors, sorted(lost)

@@ -1,0 +1,122 @@
+"""A command on one machine runs its clients in forked processes, with the bits of Ray's actors and of one process."""
+
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import hedgerow, outcome
+from ray_runs import small
+
+from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.tracking.tracker import RunLog
+
+
+def command(tmp_path: Path, experiment) -> tuple:
+    """The command that runs an experiment, and the file of its output."""
+    file, log = tmp_path / "file.yaml", tmp_path / "log"
+    file.write_text(dump_experiment(experiment))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with log.open("w") as output:
+        return hedgerow("run", str(file), env=environment, stdout=output, stderr=output), log
+
+
+def in_one_process(tmp_path: Path, experiment, shares: int) -> list[dict]:
+    """Records of the experiment with all shares of the work in this process."""
+    data = check(experiment, None)
+    executor = inline_executor([experiment], *data, shares)
+    coordinator = build_coordinator([experiment], *data, executor, [tmp_path / "alone"])
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in coordinator.advance(1e6)[0]]
+
+
+def folder_of(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "runs").glob("small-*")
+    return folder
+
+
+def until(condition, process, log) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def rounds(tmp_path: Path) -> int:
+    return max((len(RunLog(file).read()) for file in (tmp_path / "runs").glob("*/metrics.jsonl")), default=0)
+
+
+def workers(process) -> list[psutil.Process]:
+    """The processes of the clients: forked from the one that the command forks."""
+    children: list[psutil.Process] = []
+    for child in psutil.Process(process.pid).children():
+        # Short commands, such as git's, may have ended.
+        with suppress(psutil.NoSuchProcess):
+            children += child.children()
+    return children
+
+
+@pytest.mark.parametrize("algorithm", ["toys.Stateful", "scaffold"])
+def test_bits_are_those_of_one_process_and_ray_is_not_started(algorithm, tmp_path):
+    settings = {"algorithm__name": algorithm, "resources": {"actors": 2, "cpus_per_actor": 0.5}, "rounds": 6}
+    experiment = small(tmp_path / "runs", **settings)
+    process, log = command(tmp_path, experiment)
+    assert process.wait() == 0, log.read_text()
+    record = json.loads((folder_of(tmp_path) / "run.json").read_text())
+    assert record["workers"] == 2
+    assert record["client_actors"] == []
+    assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
+
+
+def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
+    slow = tmp_path / "slow"
+    slow.touch()
+    settings = {"rounds": 200, "algorithm__slow_file": str(slow), "resources": {"actors": 2, "cpus_per_actor": 0.5}}
+    experiment = small(tmp_path / "runs", **settings)
+    process, log = command(tmp_path, experiment)
+
+    until(lambda: rounds(tmp_path) > 3, process, log)
+    before = workers(process)
+    assert len(before) == 2
+    os.kill(before[0].pid, signal.SIGKILL)
+    reached = rounds(tmp_path)
+    until(lambda: rounds(tmp_path) > reached + 3, process, log)
+    assert len(workers(process)) == 2
+    slow.unlink()
+    assert process.wait() == 0, log.read_text()
+    assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
+
+
+def test_processes_end_with_the_command(tmp_path):
+    slow = tmp_path / "slow"
+    slow.touch()
+    experiment = small(tmp_path / "runs", rounds=10**6, algorithm__slow_file=str(slow))
+    process, log = command(tmp_path, experiment)
+    until(lambda: rounds(tmp_path), process, log)
+    started = workers(process)
+    started += [worker.parent() for worker in started]
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(started, timeout=30)[1] == []
+
+
+def test_a_process_that_stays_silent_for_too_long_is_replaced(tmp_path):
+    settings = {"rounds": 100, "resources": {"actors": 1, "actor_timeout": 1.5}}
+    slow = tmp_path / "slow"
+    slow.touch()
+    experiment = small(tmp_path / "runs", algorithm__slow_file=str(slow), **settings)
+    process, log = command(tmp_path, experiment)
+    until(lambda: rounds(tmp_path), process, log)
+    (first,) = workers(process)
+    first.suspend()
+    until(lambda: any(worker.pid != first.pid for worker in workers(process)), process, log)
+    slow.unlink()
+    assert process.wait() == 0, log.read_text()
+    assert "was silent for more than 1.5 s (resources.actor_timeout) and was replaced" in log.read_text()
+    assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 1)
