@@ -13,13 +13,14 @@ FILES = ("run.json", "experiment.yaml", "metrics.jsonl", "partition.json")
 
 
 def text_of(file: Path) -> str:
-    """Contents of a file, without the path of the command."""
+    """Contents of a file, without the path of the command and the commit of the source."""
     text = file.read_text()
     if file.name != "run.json":
         return text
     record = json.loads(text)
     if "command" in record:
         record["command"] = ["hedgerow", *COMMAND]
+        record["source_commit"] = None
     return json.dumps(record)
 
 

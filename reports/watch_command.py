@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -59,7 +60,7 @@ def watch(name: str, page: bool, seconds: float) -> int:
     page: write the report again and again, in place of the display on the terminal. seconds: between two looks.
     """
     folder = find_run(name)
-    follow = _page if page else _search if folder.is_search else _run
+    follow = _page if page else _search if "search" in _values(folder) else _run
     try:
         for _ in follow(folder):
             time.sleep(seconds)
@@ -77,9 +78,15 @@ def _status(folder: RunFolder) -> str:
     return STOPPED if status == RUNNING and is_abandoned(folder.path) else status
 
 
+def _values(folder: RunFolder) -> dict[str, Any]:
+    """The resolved file. That of a search has the section `search`; the record says so only after a moment."""
+    values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
+    return dict(values)
+
+
 def _run(folder: RunFolder) -> Iterator[None]:
     """Shows the rounds of a run; yields whenever nothing new can be shown."""
-    values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
+    values = _values(folder)
     records = NewRecords(folder.metrics)
     with Progress(str(values["name"]), int(values["rounds"])) as progress:
         ended = False

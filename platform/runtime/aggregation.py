@@ -51,7 +51,7 @@ class PartialAggregate:
     predictions: list[Predictions] = field(default_factory=list)
     """Predictions on each client's samples, if the step returns them."""
     _chunks: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
-    """What `to_wire` makes `contributed` and `metrics` of."""
+    """Source of `contributed` and `metrics`, see `to_wire`."""
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
         """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).

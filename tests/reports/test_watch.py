@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -41,8 +40,8 @@ def running(tmp_path):
 
 def test_a_watched_run_goes_on_when_its_watchers_stop_and_is_followed_to_its_end(running):
     folder, process = running
-    words = [sys.executable, "-m", "hedgerow", "watch", str(folder), "--every", "0.1"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
+    words = ["-m", "hedgerow", "watch", str(folder), "--every", "0.1"]
+    with PreloadedPython(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout.readline() == f"good: {ROUNDS} rounds\n"
         assert watcher.stdout.readline().startswith(f"good: round 1/{ROUNDS}  ")
         watcher.send_signal(signal.SIGINT)
@@ -78,8 +77,8 @@ def test_a_finished_run_is_shown_at_once_and_its_page_does_not_reload(tmp_path):
 
 def test_the_page_of_a_run_that_goes_on_reloads_itself(running):
     folder, process = running
-    words = [sys.executable, "-m", "hedgerow", "watch", str(folder), "--page", "--every", "0.1"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
+    words = ["-m", "hedgerow", "watch", str(folder), "--page", "--every", "0.1"]
+    with PreloadedPython(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout.readline() == f"page: {folder / 'report.html'}\n"
         assert '<meta http-equiv="refresh" content="5">' in (folder / "report.html").read_text()
         process.send_signal(signal.SIGINT)
@@ -97,6 +96,42 @@ def test_a_search_is_shown_as_its_own_table(tmp_path):
     assert lines[0] == "digits-hedge: 8 trials of 40 rounds"
     assert any("round 40/40  expected validation accuracy" in line and "leader lr=" in line for line in lines)
     assert lines[-1] == f"{folder}: finished"
+
+
+@pytest.mark.exhaustive("processes")
+def test_a_running_search_is_followed_to_its_end(tmp_path):
+    search = "search: {kind: hedge, space: {algorithm.lr: [0.05, 0.1]}}\n"
+    text = GOOD.replace("rounds: 3", f"rounds: 200\noutput: {tmp_path}").replace(
+        "resources: {executor: inline}\n", search
+    )
+    (tmp_path / "good.yaml").write_text(text)
+    with PreloadedPython(
+        ["-m", "hedgerow", "search", "good.yaml"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        while not (found := list(tmp_path.glob("good-*/run.json"))):
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.05)
+        lines = hedgerow("watch", found[0].parent, "--every", "0.2").output.splitlines()
+        assert process.wait(60) == 0
+    assert lines[0] == "good: 2 trials of 200 rounds"
+    assert any(line.startswith("good: round 200/200  expected validation accuracy") for line in lines)
+    assert lines[-1] == f"{found[0].parent}: finished"
+
+
+def test_a_job_is_followed_by_its_output(monkeypatch):
+    calls = []
+
+    def print_logs(*arguments: object) -> int:
+        calls.append(arguments)
+        return 7
+
+    monkeypatch.setattr("hedgerow.cluster.job_commands.print_logs", print_logs)
+    assert hedgerow("watch", "raysubmit_1", "--address", "http://head:8265").exit_code == 7
+    assert calls == [("raysubmit_1", "http://head:8265", True)]
 
 
 def test_a_search_that_has_just_begun_is_followed(tmp_path):
