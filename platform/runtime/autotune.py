@@ -48,8 +48,10 @@ measurements give the cost of a mini-batch.
 TOGETHER = 512
 """Maximum number of clients that are batched, over all variants."""
 
-NO_BETTER = 1.2
-"""A chunk slower than the best plan so far by this factor ends the measurement: larger ones would only cost memory."""
+NO_BETTER, HOPELESS = 1.2, 2.0
+"""A chunk slower than the best smaller chunk, or than the best plan so far, by these factors ends the measurement:
+larger ones would only cost memory. Chunks that are a little slower than the loop may be followed by faster ones.
+"""
 
 COMPILE_SECONDS = 60.0
 """A compiled step is tried if it could save a run this many seconds: compiling takes about half of that."""
@@ -219,7 +221,8 @@ def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) 
                 raise
             return _measured([replace(plan, chunk=plan.chunk // 2)], workload, measure)
         seconds[plan] = workload.seconds(plan, cost)
-        if plan.mode == "vmap" and seconds[plan] > NO_BETTER * min(seconds.values()):
+        batched = [took for other, took in seconds.items() if other.mode == "vmap"]
+        if batched and (seconds[plan] > NO_BETTER * min(batched) or seconds[plan] > HOPELESS * min(seconds.values())):
             break
     return seconds
 
