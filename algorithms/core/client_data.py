@@ -35,8 +35,9 @@ def is_narrow(kernels: Iterable[Tensor]) -> bool:
     return any(k.dim() == 4 and k.shape[2:] == (1, 1) and k.shape[1] < NARROW for k in kernels)
 
 
-GATHERED = 2**20
-"""Number of values up to which the samples of several mini-batches are gathered and prepared at once."""
+GATHERED, GATHERED_EACH = 2**20, 2**16
+"""Number of values up to which the samples of several mini-batches are gathered and prepared at once, and the same for
+each of many clients."""
 
 Split = Literal["train", "validation", "held_out", "public", "selection"]
 """Splits of the samples of a client. The public split is shared by all clients, and its labels are hidden."""
@@ -129,7 +130,8 @@ class ClientData:
         if stream in self.keys:
             yield from self._augmented(indices, mask, self.keys[stream])
             return
-        together = max(1, GATHERED // max(1, indices.shape[1] * self.x[0].numel()))
+        most = GATHERED_EACH if self.batched else GATHERED
+        together = max(1, most // max(1, indices.shape[1] * self.x[0].numel()))
         for rows, real in zip(indices.split(together), mask.split(together), strict=True):
             if self.batched:
                 samples = self._prepared(self.x[rows]), self.y[rows], rows

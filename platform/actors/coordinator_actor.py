@@ -143,7 +143,7 @@ class CoordinatorHandle:
         )
         self._purpose = self.resources.model_dump(exclude={"executor"}), num_shards, tuple(sys.path)
         self._actor_counts: list[int] = []
-        self._again = math.inf
+        self._again, self._pause = math.inf, AGAIN
         self._lost: RayLost | None = None
         self._is_needed, self._is_started, self._is_computing = True, False, False
         self._ready = ready
@@ -164,7 +164,8 @@ class CoordinatorHandle:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: Any) -> None:
-        self._is_needed = False
+        with self._start_lock:
+            self._is_needed = False
         self._timer.cancel()
         self._thread.shutdown()
         if self._is_started:
@@ -341,7 +342,9 @@ class CoordinatorHandle:
         self.lost_nodes.use(self.group.hosts().values())
         running = len(self.group.executor.actors)
         self._actor_counts.append(running)
-        self._again = time.monotonic() + AGAIN if running < min(room, self.num_shards) else math.inf
+        if running < min(room, self.num_shards):
+            # Free resources may not fit together, such as halves of two GPUs.
+            self._again, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
     def _gather_anew(self, room: int) -> None:
         self.lost_nodes.look(self.group.hosts().values())
@@ -371,6 +374,8 @@ class CoordinatorHandle:
         nodes = self.nodes.usable(found)
         if set(nodes) == self._seen and self._looked < self._again:
             return 0
+        if set(nodes) != self._seen:
+            self._pause = AGAIN
         self._seen, self._again = set(nodes), math.inf
         room, running = self._room(nodes), len(self.group.executor.actors)
         leaving = not set(self.group.hosts().values()) <= set(nodes)

@@ -27,11 +27,11 @@ from joblib import cpu_count
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, local_resources
 from hedgerow.platform.actors.silence import BEAT, Silence, Watch
-from hedgerow.platform.actors.small_messages import pack_apart, unpack_apart
+from hedgerow.platform.actors.small_messages import pack, pack_apart, unpack, unpack_apart
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.mapped_arrays import ArrayFile, shared_file
+from hedgerow.platform.data.mapped_arrays import LARGE, ArrayFile, concatenated, shared_file
 from hedgerow.platform.runtime.assignment import owner_of
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.executor import Executor
@@ -43,6 +43,9 @@ from hedgerow.platform.storage.run_lock import Claim
 
 BUFFER = 2**22
 """Bytes of a socket's buffer: larger messages need more switches between the two processes."""
+
+TRIAL = 5
+"""Maximum seconds of the trial whether forked processes can compute."""
 
 _PARENT_DEATH = 1
 """PR_SET_PDEATHSIG of prctl: the signal that Linux sends a process when its parent ends."""
@@ -64,11 +67,13 @@ def prepare() -> None:
         return
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     _works = None
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     process = os.fork()
     if process == 0:
-        here.close()
+        # Else the end of a pipe of this process would not be seen.
+        os.closerange(3, there.fileno())
+        os.closerange(there.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         _run_child(lambda: _fork_workers(there))
     there.close()
     _forks = here
@@ -77,7 +82,9 @@ def prepare() -> None:
 
 def _end(forks: socket.socket, process: int) -> None:
     forks.close()
-    with suppress(ChildProcessError):
+    # The workers end with it.
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
 
 
@@ -112,50 +119,68 @@ def _fork_workers(requests: socket.socket) -> None:
     closes its end.
     """
     if (trial := os.fork()) == 0:
-        # Silent: it fails if the process that calls `prepare` has computed a gradient before.
+        # Silent: it fails, or waits forever, if the process that calls `prepare` has computed before.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        _run_child(lambda: torch.ones(1, requires_grad=True).sum().backward())
-    requests.send(b"0" if os.waitpid(trial, 0)[1] else b"1")
+        signal.alarm(TRIAL)
+        _run_child(_compute)
+    failed = os.waitpid(trial, 0)[1]
     # Workers that end leave nothing behind.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
-        if not message:
-            return
-        connection = socket.socket(fileno=descriptors[0])
-        if os.fork() == 0:
-            requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _run_child(lambda connection=connection: _serve(connection))  # type: ignore[misc]
-        connection.close()
+    with suppress(ConnectionError):
+        requests.send(b"0" if failed else b"1")
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
+            if not message:
+                return
+            connection = socket.socket(fileno=descriptors[0])
+            # Without memory for another process, the request is answered by the end of the connection.
+            with suppress(OSError):
+                if os.fork() == 0:
+                    requests.close()
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    _run_child(lambda connection=connection: _serve(connection))  # type: ignore[misc]
+            connection.close()
+
+
+def _compute() -> None:
+    """A gradient and an operation of two threads, which a forked process may not be able to compute."""
+    torch.set_num_threads(2)
+    torch.ones(10**6, requires_grad=True).sum().backward()
 
 
 def _serve(connection: socket.socket) -> None:
     """Answer calls of a worker's methods until the connection is closed. The first call is `load_run`."""
     worker: Any = None
+    _put(connection, os.getpid())
     while (message := _get(connection)) is not None:
         method, arguments, shared = message
         reply: tuple[Any, Exception | None]
         try:
             if method == "load_run":
-                worker, answer = _build_worker(*arguments), os.getpid()
+                worker, answer = _build_worker(*arguments), None
             else:
                 answer = getattr(worker, method)(*arguments, **shared)
             reply = answer, None
         except Exception as error:
             error.add_note("".join(traceback.format_tb(error.__traceback__)))
-            reply = None, error
+            reply = None, _portable(error)
         try:
             _put(connection, reply)
-        except (OSError, BrokenPipeError):
+        except OSError:
             return
-        except Exception:
-            # An error that cannot be pickled.
-            _put(connection, (None, RuntimeError("".join(traceback.format_exception(reply[1])))))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or its text if it cannot be sent to another process."""
+    try:
+        unpack(pack(error))
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error
 
 
 def _build_worker(
-    import_path: list[str],
+    surroundings: tuple[str, dict[str, str], list[str]],
     experiments: list[dict[str, Any]],
     data: dict[str, Any],
     partition: dict[str, Any],
@@ -163,6 +188,11 @@ def _build_worker(
     actors: int,
     shards: int,
 ) -> Worker:
+    # Those of the run: the process was forked earlier.
+    folder, environment, import_path = surroundings
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
     sys.path[:0] = [entry for entry in import_path if entry not in sys.path]
     parsed = [parse_experiment(values) for values in experiments]
     init_process(parsed[0].resources.threads)
@@ -245,6 +275,8 @@ def local_coordinator(
     here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
     shards = num_shards or count_actors(resources, cohort, here)
     workers = max(1, min(shards, actors_that_fit(resources, here)))
+    if sentence := resources.unused_gpus(torch.cuda.device_count()):
+        print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
     executor = LocalExecutor([experiment], dataset, partition, workers, shards, notify)
     try:
         coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
@@ -258,23 +290,31 @@ class LocalProcess:
     """A worker in a process of its own, forked for this run."""
 
     def __init__(self) -> None:
+        global _forks, _works
         assert _forks is not None, "prepare() comes first"
         self.connection, there = socket.socketpair()
-        for end in (self.connection, there):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        try:
-            socket.send_fds(_forks, [b"f"], [there.fileno()])
-        except OSError as error:
-            raise RuntimeError("the process that forks this run's processes has ended") from error
-        there.close()
-        self.pid: int | None = None
+        with there:
+            for end in (self.connection, there):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+            try:
+                socket.send_fds(_forks, [b"f"], [there.fileno()])
+            except OSError as error:
+                self.connection.close()
+                # Later runs of this process use Ray.
+                _works = False
+                raise RuntimeError("the process that forks the processes of this run has ended") from error
+        self.pid: int | None = _get(self.connection)
+        if self.pid is None:
+            self.connection.close()
+            raise RuntimeError("no process could be forked for this run; is there enough memory?")
 
     def place(self) -> tuple[str, bool]:
         """Its process, and whether it has started."""
-        return (f"(pid {self.pid})", True) if self.pid else ("(not started yet)", False)
+        return f"(pid {self.pid})", True
 
     def kill(self) -> None:
         """End the process."""
+        # None: it has ended, and its number may be another process's by now.
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -283,6 +323,13 @@ class LocalProcess:
         """End the process, and the connection."""
         self.kill()
         self.connection.close()
+
+
+def _shared(value: Any) -> Any:
+    """A large array as the name of its file, so that it is in memory once."""
+    if not isinstance(value, np.ndarray) or value.nbytes < LARGE:
+        return value
+    return shared_file(value) or shared_file(concatenated([value])) or value
 
 
 class LocalExecutor(Executor):
@@ -303,15 +350,14 @@ class LocalExecutor(Executor):
     ):
         super().__init__(experiments, None, num_shards)
         self.notify, self.silence = notify, Silence(experiments[0].resources)
-        data = {
-            name: (isinstance(value, np.ndarray) and shared_file(value)) or value
-            for name, value in vars(dataset).items()
-        }
+        data = {name: _shared(value) for name, value in vars(dataset).items()}
         dumped = [experiment.model_dump(mode="json") for experiment in experiments]
-        self._load = sys.path, dumped, data, vars(partition)
+        surroundings = str(Path.cwd()), dict(os.environ), sys.path
+        self._load = surroundings, dumped, data, vars(partition)
         self.processes: list[LocalProcess] = [LocalProcess() for _ in range(num_workers)]
         try:
-            self._begin(range(num_workers))
+            if lost := self._begin(range(num_workers)):
+                raise RuntimeError(f"process {lost[0]} of this run ended while it was starting")
         except BaseException:
             self.close()
             raise
@@ -325,18 +371,13 @@ class LocalExecutor(Executor):
         for process in self.processes:
             process.close()
 
-    def _begin(self, ranks: Any) -> None:
-        """Build the workers of new processes."""
-        calls: dict[int, Any] = {
-            rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks
-        }
-        answers, errors, lost = self._answers(calls)
+    def _begin(self, ranks: Any) -> list[int]:
+        """Build the workers of new processes; returns the ranks of those that have ended meanwhile."""
+        load = {rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks}
+        _, errors, lost = self._answers(load)
         if errors:
             raise errors[0]
-        if lost:
-            raise RuntimeError(f"process {lost[0]} of this run ended while it was starting")
-        for rank, pid in answers.items():
-            self.processes[rank].pid = pid
+        return lost
 
     def _send(
         self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None, again: bool = False
@@ -351,16 +392,18 @@ class LocalExecutor(Executor):
         for rank in lost:
             self.processes[rank].close()
             self.processes[rank] = LocalProcess()
-        self._begin(lost)
+        lost_again = self._begin(lost)
+        for error in errors:
+            if not isinstance(error, ChunkTooLarge):
+                raise error
+        if lost_again or (lost and not again):
+            # Before a chunk that is too large: the round must begin anew with the states of the last checkpoint.
+            raise WorkerLost(f"process {(lost_again or lost)[0]} of this run ended")
         if errors:
-            # Another error decides before a chunk that is too large.
-            raise min(errors, key=lambda error: isinstance(error, ChunkTooLarge))
-        if lost and not again:
-            raise WorkerLost(f"process {lost[0]} of this run ended")
+            raise errors[0]
         if lost:
-            answers |= dict(
-                zip(lost, self._send(method, {rank: arguments[rank] for rank in lost}, broadcasts), strict=True)
-            )
+            repeated = self._send(method, {rank: arguments[rank] for rank in lost}, broadcasts)
+            answers |= dict(zip(lost, repeated, strict=True))
         return [answers[rank] for rank in arguments]
 
     def _call(self, worker: int, method: str, *arguments: Any) -> Any:
@@ -386,6 +429,7 @@ class LocalExecutor(Executor):
                 rank = waiting.pop(connection)
                 reply = _get(connection)
                 if reply is None:
+                    self.processes[rank].pid = None
                     lost.append(rank)
                 elif reply[1] is not None:
                     errors.append(reply[1])

@@ -29,6 +29,10 @@ def finite_clients(up: Tree, count: int) -> Tensor:
     return torch.stack(rows).sum(0).isfinite().cpu() if rows else torch.ones(count, dtype=torch.bool)
 
 
+TOGETHER = 4
+"""Number of clients whose updates are added at once in a loop: the sums, in float64, are then read and written once."""
+
+
 @dataclass
 class PartialAggregate:
     """Message from a worker to the executor: one shard's part of an aggregate."""
@@ -52,6 +56,8 @@ class PartialAggregate:
     """Predictions on each client's samples, if the step returns them."""
     _chunks: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
     """Source of `contributed` and `metrics`, see `to_wire`."""
+    _waiting: list[tuple[Tree, float]] = field(default_factory=list, init=False)
+    """Updates of single clients with their weights, which are added several at a time."""
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
         """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
@@ -68,7 +74,29 @@ class PartialAggregate:
         if not finite.all():
             up, weights = _finite_rows(up, finite), weights[finite]
         self.weight += float(weights.sum())
+        # On a GPU, reading the weight would wait.
+        if len(weights) == 1 and all(leaf.device.type == "cpu" for leaf in leaves(up)):
+            self._waiting.append((up, float(weights)))
+            if len(self._waiting) == TOGETHER:
+                self._add_waiting()
+            return
+        self._add_waiting()
         self.total = _added(self.total, up, weights)
+
+    def _add_waiting(self) -> None:
+        """Add the updates that wait, in their order."""
+        if not self._waiting:
+            return
+        trees, weights = zip(*self._waiting, strict=True)
+        self._waiting.clear()
+        if self.total is None:
+            self.total = _zeros(trees[0])
+        for total, *parts in zip(leaves(self.total), *map(leaves, trees), strict=True):
+            sums, rows = total.view(-1), [part.reshape(-1) for part in parts]
+            for start in range(0, len(sums), WIDENED):
+                piece = sums[start : start + WIDENED]
+                for row, weight in zip(rows, weights, strict=True):
+                    piece.add_(row[start : start + WIDENED], alpha=weight)
 
     def add_client_model_delta(self, delta: Tree, finite: Tensor) -> None:
         """Add the changes of the models of a chunk of clients: leaves (C, ...), finite (C,)."""
@@ -84,6 +112,7 @@ class PartialAggregate:
 
     def to_wire(self) -> "PartialAggregate":
         """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
+        self._add_waiting()
         total, delta = (None if tree is None else to_host(tree) for tree in (self.total, self.client_model_delta))
         finite, metrics = [finite for finite, _ in self._chunks], [metrics for _, metrics in self._chunks]
         return replace(
@@ -94,7 +123,8 @@ class PartialAggregate:
             metrics={
                 name: torch.cat([one[name] for one in metrics if name in one]).double().numpy()
                 for name in dict.fromkeys(name for one in metrics for name in one)
-            },
+            }
+            or self.metrics,
         )
 
 
@@ -161,32 +191,25 @@ def _finite_rows(tree: Tree, finite: Tensor) -> Tree:
     return tree_map(lambda leaf: leaf[finite.to(leaf.device)], tree)
 
 
+def _zeros(tree: Tree) -> Tree:
+    """Sum of no rows of a tree."""
+    return tree_map(lambda leaf: leaf.new_zeros(leaf.shape[1:], dtype=torch.float64), tree)
+
+
 def _added(total: Tree | None, tree: Tree, weights: Tensor) -> Tree:
     """Sum so far (None: zero) after the weighted rows of a tree have been added to it in place."""
     if total is None:
-        total = tree_map(lambda leaf: leaf.new_zeros(leaf.shape[1:], dtype=torch.float64), tree)
-    # On a GPU, reading the number would wait.
-    alone = float(weights) if len(weights) == 1 and all(leaf.device.type == "cpu" for leaf in leaves(tree)) else None
-    for sums, leaf in zip(leaves(total), leaves(tree), strict=True):
-        if alone is not None and sums.numel() <= WIDENED:
-            sums.add_(leaf[0], alpha=alone)
-        else:
-            _add_weighted(sums, leaf, weights.to(leaf.device), alone)
+        total = _zeros(tree)
+    tree_map(lambda sums, leaf: _add_weighted(sums, leaf, weights.to(leaf.device)), total, tree)
     return total
 
 
-def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor, alone: float | None) -> None:
-    """total += weights @ leaf, in pieces that stay in a core's cache while they are converted to float64.
-
-    alone: the only weight.
-    """
+def _add_weighted(total: Tensor, leaf: Tensor, weights: Tensor) -> None:
+    """total += weights @ leaf, in pieces that stay in a core's cache while they are converted to float64."""
     sums, rows = total.view(-1), leaf.reshape(len(leaf), total.numel())
     size = max(1, (WIDENED if leaf.device.type == "cpu" else WIDENED_GPU) // max(1, len(leaf)))
     for piece, widened in zip(sums.split(size), rows.split(size, dim=1), strict=True):
-        if alone is None:
-            piece += weights @ widened.double()
-        else:
-            piece.add_(widened[0], alpha=alone)
+        piece += weights @ widened.double()
 
 
 def to_host(tree: Tree, at_once: bool | None = None) -> Tree:

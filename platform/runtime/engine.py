@@ -108,7 +108,8 @@ class Samples:
                 # Mini-batches without samples may then precede others.
                 return 1
             largest = int(self.shares[spec.split].sizes.max(initial=1))
-            most = max(most, spec.epochs * largest, (spec.steps or 0) * (spec.size or largest))
+            # The client with the fewest samples may pass over them in every step.
+            most = max(most, largest * (spec.steps or spec.epochs), (spec.steps or 0) * (spec.size or largest))
         return max(1, DRAWN // most)
 
     def drawn(
