@@ -373,7 +373,9 @@ class LocalExecutor(Executor):
 
     def _begin(self, ranks: Any) -> list[int]:
         """Build the workers of new processes; returns the ranks of those that have ended meanwhile."""
-        load = {rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks}
+        load: dict[int, Any] = {
+            rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks
+        }
         _, errors, lost = self._answers(load)
         if errors:
             raise errors[0]

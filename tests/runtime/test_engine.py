@@ -208,6 +208,19 @@ def test_what_a_client_costs_once_does_not_decide_between_plans_that_are_close(t
     assert tried[-1] == ("vmap", 10)
 
 
+def test_large_chunks_are_tried_where_small_ones_are_slower_than_the_loop(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    tried = []
+
+    def measure(plan, steps=MEASURED_STEPS):
+        tried.append(plan.chunk)
+        # A chunk costs as much as six clients in a loop, whatever its size.
+        return Measurement(1.0 if plan.mode == "loop" else 6.0)
+
+    assert tune_plan(EngineConfig(), None, Workload(64, steps=1), {}, measure) == ExecutionPlan("vmap", 64)
+    assert tried == [1, 4, 8, 16, 32, 64]
+
+
 def test_a_client_with_a_large_state_is_measured_by_its_mini_batches_too(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
 
@@ -216,7 +229,9 @@ def test_a_client_with_a_large_state_is_measured_by_its_mini_batches_too(tmp_pat
         return Measurement(0.1 + 0.01 * steps if plan.mode == "loop" else plan.chunk * (0.01 + 0.02 * steps))
 
     # From two mini-batches alone it would look as if batching were 2.4 times as fast.
-    assert tune_plan(EngineConfig(), None, Workload(8, steps=8), {"steps": 8}, measure).mode == "vmap"
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=6), {"steps": 6}, measure).mode == "vmap"
+    # A tie: the loop.
+    assert tune_plan(EngineConfig(), None, Workload(8, steps=8), {"steps": 8}, measure) == ExecutionPlan("loop")
     assert tune_plan(EngineConfig(), None, Workload(8, steps=60), {"steps": 60}, measure) == ExecutionPlan("loop")
 
 
