@@ -20,7 +20,7 @@ from environments import installed, python_of
 from jobs import write_job
 from measuring import RESULTS, conditions
 from tables import draw, table
-from trials import CONTENDERS, HERE, OURS_ON_RAY, Contender, Failed, run_trial, steady_ms
+from trials import CONTENDERS, HERE, OURS, OURS_ON_RAY, Contender, Failed, run_trial, steady_ms
 from workloads import WORKLOADS, Workload
 
 CHECKED = 1
@@ -45,7 +45,7 @@ def compare(
     checks: dict[str, dict[str, Any]] = {}
     runs: dict[str, list[dict[str, Any]]] = {}
     problems: dict[str, str] = {}
-    reference = None
+    first = None
     for repeat in range(repeats + 1):
         for contender, python in contenders.items():
             name = contender.name
@@ -64,20 +64,23 @@ def compare(
                 runs.setdefault(name, []).append(run)
                 status = f"{steady_ms(run):.1f} ms per round"
             else:
-                reference = reference or parameters
-                run["apart"] = job.apart(parameters, reference)
+                first = first or parameters
+                run["apart"] = job.apart(parameters, first)
                 if not run["apart"] < ALIKE:
                     problems[name] = f"not doing the same work: its parameters differ by {run['apart']:.2g}"
                 checks[name] = run
                 status = f"{run['apart']:.1g} apart"
             print(f"  {repeat}/{repeats} {name}: {status}, {run['s to round 1']} s to round 1", flush=True)
-    ours = [steady_ms(run) for run in runs.get(OURS_ON_RAY, [])]
+    # Hedgerow as it starts by default, or on Ray where only that was measured.
+    reference = OURS if OURS in runs else OURS_ON_RAY
+    ours = [steady_ms(run) for run in runs.get(reference, [])]
     # A contender that failed later has no complete set of repeats to compare.
     rows = {name: _row(checks[name], mine, ours) for name, mine in runs.items() if name not in problems}
     return {
         "workload": workload.title,
         "rounds": workload.rounds,
         "data": job.source.told,
+        "reference": reference,
         "rows": rows,
         "problems": problems,
         "checks": checks,
@@ -86,7 +89,7 @@ def compare(
 
 
 def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -> dict[str, Any]:
-    """Medians over the repeats; [median, least, most] where the spread matters. ours: times of Hedgerow on Ray."""
+    """Medians over the repeats; [median, least, most] where the spread matters. ours: times of Hedgerow."""
     spent, starts = [steady_ms(run) for run in mine], [run["s to round 1"] for run in mine]
     row: dict[str, Any] = {
         key: [round(number, 2) for number in (median(numbers), min(numbers), max(numbers))]

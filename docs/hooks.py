@@ -17,6 +17,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from readme import PACKAGES, ROOT, cell, cells, families, methods, source_file, tests
 from settings_pages import experiment_file, hyperparameters, indented, paragraphs
+from share_table import shares
 from slot_tables import slots
 from tuning_tables import tuning
 
@@ -92,6 +93,7 @@ PARTS = {
     "experiment_file": lambda _: experiment_file(),
     "families": lambda _: families(""),
     "references": references,
+    "shares": shares,
     "slots": slots,
     "tables": tables,
     "tuning": tuning,

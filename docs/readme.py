@@ -100,9 +100,11 @@ def speed() -> str:
     for file in sorted(RESULTS.glob("peers-*.json")):
         found = json.loads(file.read_text())
         ratios = [_ratio(found["rows"].get(name)) for name in PEERS]
-        rows.append(f"| {cell(found['workload'].partition(':')[0])} | {' | '.join(ratios)} |\n")
+        where = "Ray" if found.get("reference", "hedgerow, on Ray") == "hedgerow, on Ray" else "processes"
+        rows.append(f"| {cell(found['workload'].partition(':')[0])} | {' | '.join(ratios)} | {where} |\n")
     cores = ", ".join(sorted({str(json.loads(file.read_text())["cores"]) for file in RESULTS.glob("peers-*.json")}))
-    head = f"| time per round, Hedgerow = 1 | {' | '.join(PEERS.values())} |\n|---|{'---|' * len(PEERS)}\n"
+    columns = ["time per round, Hedgerow = 1", *PEERS.values(), "Hedgerow's clients in"]
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     return (
         f"{head}{''.join(rows)}\nMedians; all contenders train the same mini-batches, in turn, on {cores} CPU cores.\n"
     )
