@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
@@ -69,7 +70,10 @@ def prepare() -> None:
     _works = None
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    process = os.fork()
+    with warnings.catch_warnings():
+        # From Python 3.12 on, about threads of libraries. The trial shows whether they matter.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
     if process == 0:
         # Else the end of a pipe of this process would not be seen.
         os.closerange(3, there.fileno())
