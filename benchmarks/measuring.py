@@ -37,6 +37,18 @@ def write_results(name: str, results: dict[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
+def _own_memory(pid: int, otherwise: int) -> int:
+    """Anonymous memory of a process in bytes, where what forked processes share is divided among them.
+
+    otherwise: the answer where the kernel does not say.
+    """
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss_Anon:"):
+                return 1024 * int(line.split()[1])
+    return otherwise
+
+
 class PeakMemory:
     """Peak memory of this process and its descendants together, in MB, without memory that they share.
 
@@ -69,7 +81,7 @@ class PeakMemory:
             for process in self.members():
                 with suppress(psutil.Error):
                     memory = process.memory_info()
-                    used += memory.rss - memory.shared
+                    used += _own_memory(process.pid, memory.rss - memory.shared)
                     self.shared = max(self.shared, memory.shared / 1e6)
             self.megabytes = max(self.megabytes, used / 1e6)
             self.samples.append((time.monotonic() - start, used / 1e6))
