@@ -1,0 +1,248 @@
+"""Claims of the sources at a scale that a laptop reaches, with several seeds.
+
+    python benchmarks/reproductions.py [--only NAME ...] [--data-root FOLDER] [--list]
+
+Each line compares methods of one published table on the same seeds. A seed draws the partition, the initial model and
+the mini-batches, so that scores are compared in pairs. Settings are those of a row of the table, and the result names
+every change. Writes benchmarks/results/reproductions/NAME.json: settings, command, versions, commit, seconds, and a
+score for each method and seed. The file grows with every run: a line continues where it was interrupted, and a line
+with a complete result of the same settings is skipped. docs/reproductions.md shows the results.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import hedgerow
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.tracking.run_folder import git_commit, versions
+from hedgerow.platform.tracking.summary import first_to
+from hedgerow.searchspaces.reproductions.published import find_rows
+from hedgerow.searchspaces.reproductions.row_search import plan_row
+
+RESULTS = Path(__file__).parent / "results" / "reproductions"
+
+LAST = 3
+"""Number of evaluations whose scores are averaged, so that no single round decides."""
+
+ALWAYS = ("resources.executor=inline", "tracking.enabled=false", "checkpoints.every=0", "engine.compile=false")
+"""Changes that affect no number of a result."""
+
+
+@dataclass(frozen=True)
+class ReproductionLine:
+    """A comparison of methods on a row of a table.
+
+    sets: changes to the row. methods: heading -> further changes for this method; a heading that the row does not have
+    takes the row's first method. score: see `score_of`. claims: pairs (better, worse); an empty `worse` stands for 0.
+    more: whether larger scores are better. seeded: keys that are set to the seed. note: explanation of what differs from
+    the source.
+    """
+
+    name: str
+    row: str
+    score: str
+    unit: str
+    claims: Sequence[tuple[str, str]]
+    methods: Mapping[str, Sequence[str]]
+    sets: Sequence[str] = ()
+    more: bool = True
+    seeds: Sequence[int] = (1, 2, 3, 4, 5)
+    seeded: Sequence[str] = ("seed",)
+    needs_data: bool = False
+    note: str = ""
+    scores: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """The command that runs this line."""
+        data = " --data-root FOLDER" if self.needs_data else ""
+        return f"python benchmarks/reproductions.py --only {self.name}{data}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that a stored result must share in order to be continued."""
+        methods = {heading: list(changes) for heading, changes in self.methods.items()}
+        kept = {"row": self.row, "score": self.score, "sets": list(self.sets), "methods": methods}
+        return {**kept, "seeds": list(self.seeds), "seeded": list(self.seeded)}
+
+
+# ---- scores of a run -------------------------------------------------------------------------------------------------
+
+
+def to_target(run: FinishedRun) -> float:
+    """Transmissions, in FedAvg rounds, to the first target; all that were spent if it was not reached."""
+    evaluation = run.experiment.evaluation
+    first = first_to(run.records, evaluation.targets[0], evaluation.target_metric)
+    return float((first or run.records[-1])["transmissions"])
+
+
+def last(run: FinishedRun, metric: str) -> float:
+    """Mean of a metric over the last evaluations."""
+    return mean([record[metric] for record in run.records if metric in record][-LAST:])
+
+
+def end(run: FinishedRun, metric: str) -> float:
+    """Last value of a metric."""
+    return float(next(record[metric] for record in reversed(run.records) if metric in record))
+
+
+def score_of(name: str) -> Callable[[FinishedRun], float]:
+    """Score by name: transmissions, ltm_minus_ctm, share NAME (of a hundred students), last METRIC or end METRIC."""
+    kind, _, metric = name.partition(" ")
+    scores: dict[str, Callable[[FinishedRun], float]] = {
+        "transmissions": to_target,
+        "ltm_minus_ctm": lambda run: end(run, "ltm") - end(run, "ctm"),
+        "share": lambda run: end(run, metric) / 100,
+        "last": lambda run: last(run, metric),
+        "end": lambda run: end(run, metric),
+    }
+    return scores[kind]
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+DIGITS = "task.data={name: digits}"
+MLP = "task.model={name: mlp, hidden: [50]}"
+ACCURACY = "last test_accuracy"
+SHARE = "% of test samples"
+TRANSMISSIONS = "transmissions, in FedAvg rounds"
+PROTO = "task.partition.permuted=all"
+
+EXPERT = ("algorithm.adapt_steps=5", "algorithm.adapt_lr=0.1")
+STREAM = {
+    "MOML": (*EXPERT, "algorithm.steps=20", "algorithm.alpha=1.0"),
+    "FTML": (*EXPERT, "algorithm.steps=20"),
+    "MOGD": (*EXPERT, "algorithm.steps=10"),
+    "TOE": (*EXPERT, "algorithm.steps=20"),
+    "FS": EXPERT,
+}
+SHORT = ("task.partition.tasks=200", "rounds=200", "evaluation.every=200")
+FEDHEN = {"FedHeN": (), "Decouple": (), "NoSide": ()}
+FEDHEN_CLAIMS = (("FedHeN", "Decouple"), ("FedHeN", "NoSide"))
+VARIANTS = ("Iter-topK", "Iter-sketch", "Non-iter")
+FEDDYN = {"FedDyn": (), "SCAFFOLD": ("algorithm.steps=50",), "FedAvg": (), "FedProx": ()}
+FEDDYN_CLAIMS = tuple(("FedDyn", other) for other in ("SCAFFOLD", "FedAvg", "FedProx"))
+TARGET = ("evaluation.targets=[0.93]", "evaluation.stop=true", "rounds=150")
+
+LINES = (
+    ReproductionLine(
+        "feddyn-tenth", "feddyn/T2.3/mnist-dirichlet0.3", "transmissions", TRANSMISSIONS,
+        FEDDYN_CLAIMS, FEDDYN, [DIGITS, *TARGET], more=False,
+        note="digits instead of MNIST, to 93 % in at most 150 rounds; SCAFFOLD has 50 local steps, as many as FedDyn, as in the source",
+    ),
+    ReproductionLine(
+        "pfl-proto", "pfl/small/digits-alid-3", "transmissions", TRANSMISSIONS,
+        [("PFLDyn Proto", "P-Avg Proto"), ("PFLDyn Proto", "PFLScaf Proto"), ("PFLDyn Proto", "Per-FedAvg")],
+        {"PFLDyn Proto": (), "PFLScaf Proto": (), "P-Avg Proto": (), "Per-FedAvg": ()},
+        ["evaluation.stop=true", "evaluation.targets=[0.95]"], more=False,
+        note="digits and 20 devices instead of CIFAR and 100; to 95 % in at most 100 rounds",
+    ),
+    ReproductionLine(
+        "pfl-maml", "pfl/small/digits-alid-3", "last client_accuracy", "% of the devices' test samples",
+        [("PFLDyn MAML", "Per-FedAvg"), ("PFLDyn MAML", "PFLScaf MAML")],
+        {"PFLDyn MAML": (), "PFLScaf MAML": (), "Per-FedAvg": ()}, ["rounds=50"],
+        note="digits and 20 devices instead of CIFAR and 100; accuracy after 50 rounds",
+    ),
+    ReproductionLine(
+        "fedhen-iid", "fedhen/T4.1/digits", ACCURACY, SHARE, FEDHEN_CLAIMS, FEDHEN, ["rounds=60"], seeds=(1, 2, 3),
+        note="digits and small networks; accuracy of the complex network after 60 rounds instead of rounds to a target",
+    ),
+    ReproductionLine(
+        "disk-line", "disk/searched/intervals", "share minimum_C", "% of the students in the best minimum",
+        [("DiSK", "KD"), ("DiSK", "CE")], {"CE": (), "KD": (), "DiSK": ()}, seeds=(2, 3, 4, 5, 6),
+        seeded=("seed", "task.data.seed"), sets=["evaluation.every=200"],
+        note="settings of the published grids, found on another draw of the data (seed 1)",
+    ),
+    ReproductionLine(
+        "moml-s-mnist", "moml/5.1/s-mnist", "end ltm", "% LTM",
+        [("MOML", "FTML"), ("MOML", "MOGD"), ("MOML", "FS")], {name: STREAM[name] for name in ("MOML", "FTML", "MOGD", "FS")},
+        SHORT, seeds=(1, 2, 3), seeded=("seed", "task.partition.seed"), needs_data=True,
+        note="200 tasks instead of 1000; one expert per method, the best of a run over the grids with seed 0",
+    ),
+    ReproductionLine(
+        "comm-fedbio-noniid", "comm_fedbio/F1/digits-noniid", ACCURACY, SHARE,
+        [*((name, "FedAvg") for name in VARIANTS), *(("Iter-topK", name) for name in ("FOCUS", "Preprocess"))],
+        {name: () for name in (*VARIANTS, "FedAvg", "FedAvg-Oracle", "FOCUS", "Preprocess")}, seeds=(1, 2, 3),
+        note="digits and an MLP at compression rate 5, instead of MNIST, CIFAR-10 and FEMNIST at 20",
+    ),
+    ReproductionLine(
+        "fedbio-cleaning-harsh", "fedbio/cleaning/digits-harsh", ACCURACY, SHARE,
+        [("FedBiO", "local"), ("FedBiOAcc", "local"), ("FedBiOAcc", "FedBiO"), ("FedBiOAcc", "FedAvg")],
+        {"FedBiOAcc": (), "FedBiO": (), "local": (), "FedAvg": ()}, ["rounds=100"],
+        note="digits, 100 rounds; the learning rates of the table, which were searched on MNIST",
+    ),
+)  # fmt: skip
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+def experiment_of(line: ReproductionLine, heading: str, seed: int, output: str) -> Experiment:
+    """The experiment of one method with one seed."""
+    table, (row,) = find_rows(line.row)
+    base = heading if heading in row.methods else next(iter(row.methods))
+    seeds = [f"{key}={seed}" for key in line.seeded]
+    changes = [*line.sets, *line.methods[heading], *seeds, *ALWAYS]
+    (plan,) = plan_row(table, row, changes, [base], output=output)
+    search = plan.search
+    return search.experiment if row.is_stream else search.trial(search.configurations[0])
+
+
+def run_line(line: ReproductionLine, data_root: Path | None) -> None:
+    """Run what is missing of a line, and store every score at once."""
+    file = RESULTS / f"{line.name}.json"
+    stored = json.loads(file.read_text()) if file.exists() else {}
+    scores = stored.get("scores", {}) if stored.get("settings") == line.settings else {}
+    seconds = stored.get("seconds", 0.0) if scores else 0.0
+    for seed in line.seeds:
+        for heading in line.methods:
+            mine = scores.setdefault(heading, {})
+            if str(seed) in mine:
+                continue
+            start = time.monotonic()
+            with tempfile.TemporaryDirectory() as output:
+                run = hedgerow.run(experiment_of(line, heading, seed, output), data_root=data_root, show=False)
+                assert isinstance(run, FinishedRun)
+                mine[str(seed)] = score_of(line.score)(run)
+            seconds += time.monotonic() - start
+            print(f"{line.name}, seed {seed}, {heading}: {mine[str(seed)]:.4g}", flush=True)
+            write(file, line, scores, seconds)
+    write(file, line, scores, seconds)
+
+
+def write(file: Path, line: ReproductionLine, scores: dict[str, dict[str, float]], seconds: float) -> None:
+    """Store the result of a line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    origin = {"command": line.command, "versions": versions(), "commit": git_commit(), "seconds": round(seconds)}
+    said = {"unit": line.unit, "more_is_better": line.more, "claims": [list(pair) for pair in line.claims]}
+    result = {"name": line.name, **origin, "note": line.note, **said, "settings": line.settings, "scores": scores}
+    file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", choices=[line.name for line in LINES])
+    parser.add_argument("--data-root", type=Path, help="folder of the data sets; lines that need it are skipped without")
+    parser.add_argument("--list", action="store_true", help="print the commands of all lines")
+    chosen = parser.parse_args()
+    for line in LINES:
+        if chosen.only and line.name not in chosen.only:
+            continue
+        if chosen.list:
+            print(line.command)
+        elif line.needs_data and chosen.data_root is None:
+            print(f"{line.name}: skipped; needs --data-root")
+        else:
+            run_line(line, chosen.data_root)
+
+
+if __name__ == "__main__":
+    main()
