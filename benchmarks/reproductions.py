@@ -5,8 +5,8 @@
 Each line compares methods of one published table on the same seeds. A seed draws the partition, the initial model and
 the mini-batches, so that scores are compared in pairs. Settings are those of a row of the table, and the result names
 every change. Writes benchmarks/results/reproductions/NAME.json: settings, command, versions, commit, seconds, and a
-score for each method and seed. The file grows with every run: a line continues where it was interrupted, and a line
-with a complete result of the same settings is skipped. docs/reproductions.md shows the results.
+score for each method and seed. A line continues where it was interrupted, and is skipped if a result of the same
+settings is stored. docs/reproductions.md shows the results.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -28,6 +28,8 @@ from hedgerow.searchspaces.reproductions.published import find_rows
 from hedgerow.searchspaces.reproductions.row_search import plan_row
 
 RESULTS = Path(__file__).parent / "results" / "reproductions"
+STARTED = Path(__file__).parent.parent / "build" / "reproductions"
+"""Folder of results that are not complete."""
 
 LAST = 3
 """Number of evaluations whose scores are averaged, so that no single round decides."""
@@ -42,8 +44,7 @@ class ReproductionLine:
 
     sets: changes to the row. methods: heading -> further changes for this method; a heading that the row does not have
     takes the row's first method. score: see `score_of`. claims: pairs (better, worse); an empty `worse` stands for 0.
-    more: whether larger scores are better. seeded: keys that are set to the seed. note: explanation of what differs from
-    the source.
+    more: whether larger scores are better. seeded: keys that are set to the seed. note: what differs from the source.
     """
 
     name: str
@@ -58,7 +59,6 @@ class ReproductionLine:
     seeded: Sequence[str] = ("seed",)
     needs_data: bool = False
     note: str = ""
-    scores: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -114,7 +114,6 @@ MLP = "task.model={name: mlp, hidden: [50]}"
 ACCURACY = "last test_accuracy"
 SHARE = "% of test samples"
 TRANSMISSIONS = "transmissions, in FedAvg rounds"
-PROTO = "task.partition.permuted=all"
 
 EXPERT = ("algorithm.adapt_steps=5", "algorithm.adapt_lr=0.1")
 STREAM = {
@@ -134,52 +133,94 @@ TARGET = ("evaluation.targets=[0.93]", "evaluation.stop=true", "rounds=150")
 
 LINES = (
     ReproductionLine(
-        "feddyn-tenth", "feddyn/T2.3/mnist-dirichlet0.3", "transmissions", TRANSMISSIONS,
-        FEDDYN_CLAIMS, FEDDYN, [DIGITS, *TARGET], more=False,
-        note="digits instead of MNIST, to 93 % in at most 150 rounds; SCAFFOLD has 50 local steps, as many as FedDyn, as in the source",
+        "feddyn-tenth",
+        "feddyn/T2.3/mnist-dirichlet0.3",
+        "transmissions",
+        TRANSMISSIONS,
+        FEDDYN_CLAIMS,
+        FEDDYN,
+        [DIGITS, *TARGET],
+        more=False,
+        note="digits instead of MNIST, 93 % in 150 rounds; SCAFFOLD has as many local steps as FedDyn",
     ),
     ReproductionLine(
-        "pfl-proto", "pfl/small/digits-alid-3", "transmissions", TRANSMISSIONS,
+        "pfl-proto",
+        "pfl/small/digits-alid-3",
+        "transmissions",
+        TRANSMISSIONS,
         [("PFLDyn Proto", "P-Avg Proto"), ("PFLDyn Proto", "PFLScaf Proto"), ("PFLDyn Proto", "Per-FedAvg")],
         {"PFLDyn Proto": (), "PFLScaf Proto": (), "P-Avg Proto": (), "Per-FedAvg": ()},
-        ["evaluation.stop=true", "evaluation.targets=[0.95]"], more=False,
+        ["evaluation.stop=true", "evaluation.targets=[0.95]"],
+        more=False,
         note="digits and 20 devices instead of CIFAR and 100; to 95 % in at most 100 rounds",
     ),
     ReproductionLine(
-        "pfl-maml", "pfl/small/digits-alid-3", "last client_accuracy", "% of the devices' test samples",
+        "pfl-maml",
+        "pfl/small/digits-alid-3",
+        "last client_accuracy",
+        "% of the devices' test samples",
         [("PFLDyn MAML", "Per-FedAvg"), ("PFLDyn MAML", "PFLScaf MAML")],
-        {"PFLDyn MAML": (), "PFLScaf MAML": (), "Per-FedAvg": ()}, ["rounds=50"],
+        {"PFLDyn MAML": (), "PFLScaf MAML": (), "Per-FedAvg": ()},
+        ["rounds=50"],
         note="digits and 20 devices instead of CIFAR and 100; accuracy after 50 rounds",
     ),
     ReproductionLine(
-        "fedhen-iid", "fedhen/T4.1/digits", ACCURACY, SHARE, FEDHEN_CLAIMS, FEDHEN, ["rounds=60"], seeds=(1, 2, 3),
+        "fedhen-iid",
+        "fedhen/T4.1/digits",
+        ACCURACY,
+        SHARE,
+        FEDHEN_CLAIMS,
+        FEDHEN,
+        ["rounds=60"],
+        seeds=(1, 2, 3),
         note="digits and small networks; accuracy of the complex network after 60 rounds instead of rounds to a target",
     ),
     ReproductionLine(
-        "disk-line", "disk/searched/intervals", "share minimum_C", "% of the students in the best minimum",
-        [("DiSK", "KD"), ("DiSK", "CE")], {"CE": (), "KD": (), "DiSK": ()}, seeds=(2, 3, 4, 5, 6),
-        seeded=("seed", "task.data.seed"), sets=["evaluation.every=200"],
+        "disk-line",
+        "disk/searched/intervals",
+        "share minimum_C",
+        "% of the students in the best minimum",
+        [("DiSK", "KD"), ("DiSK", "CE")],
+        {"CE": (), "KD": (), "DiSK": ()},
+        seeds=(2, 3, 4, 5, 6),
+        seeded=("seed", "task.data.seed"),
+        sets=["evaluation.every=200"],
         note="settings of the published grids, found on another draw of the data (seed 1)",
     ),
     ReproductionLine(
-        "moml-s-mnist", "moml/5.1/s-mnist", "end ltm", "% LTM",
-        [("MOML", "FTML"), ("MOML", "MOGD"), ("MOML", "FS")], {name: STREAM[name] for name in ("MOML", "FTML", "MOGD", "FS")},
-        SHORT, seeds=(1, 2, 3), seeded=("seed", "task.partition.seed"), needs_data=True,
+        "moml-s-mnist",
+        "moml/5.1/s-mnist",
+        "end ltm",
+        "% LTM",
+        [("MOML", "FTML"), ("MOML", "MOGD"), ("MOML", "FS")],
+        {name: STREAM[name] for name in ("MOML", "FTML", "MOGD", "FS")},
+        SHORT,
+        seeds=(1, 2, 3),
+        seeded=("seed", "task.partition.seed"),
+        needs_data=True,
         note="200 tasks instead of 1000; one expert per method, the best of a run over the grids with seed 0",
     ),
     ReproductionLine(
-        "comm-fedbio-noniid", "comm_fedbio/F1/digits-noniid", ACCURACY, SHARE,
+        "comm-fedbio-noniid",
+        "comm_fedbio/F1/digits-noniid",
+        ACCURACY,
+        SHARE,
         [*((name, "FedAvg") for name in VARIANTS), *(("Iter-topK", name) for name in ("FOCUS", "Preprocess"))],
-        {name: () for name in (*VARIANTS, "FedAvg", "FedAvg-Oracle", "FOCUS", "Preprocess")}, seeds=(1, 2, 3),
+        dict.fromkeys((*VARIANTS, "FedAvg", "FedAvg-Oracle", "FOCUS", "Preprocess"), ()),
+        seeds=(1, 2, 3),
         note="digits and an MLP at compression rate 5, instead of MNIST, CIFAR-10 and FEMNIST at 20",
     ),
     ReproductionLine(
-        "fedbio-cleaning-harsh", "fedbio/cleaning/digits-harsh", ACCURACY, SHARE,
+        "fedbio-cleaning-harsh",
+        "fedbio/cleaning/digits-harsh",
+        ACCURACY,
+        SHARE,
         [("FedBiO", "local"), ("FedBiOAcc", "local"), ("FedBiOAcc", "FedBiO"), ("FedBiOAcc", "FedAvg")],
-        {"FedBiOAcc": (), "FedBiO": (), "local": (), "FedAvg": ()}, ["rounds=100"],
+        {"FedBiOAcc": (), "FedBiO": (), "local": (), "FedAvg": ()},
+        ["rounds=100"],
         note="digits, 100 rounds; the learning rates of the table, which were searched on MNIST",
     ),
-)  # fmt: skip
+)
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
@@ -197,40 +238,59 @@ def experiment_of(line: ReproductionLine, heading: str, seed: int, output: str) 
 
 
 def run_line(line: ReproductionLine, data_root: Path | None) -> None:
-    """Run what is missing of a line, and store every score at once."""
-    file = RESULTS / f"{line.name}.json"
-    stored = json.loads(file.read_text()) if file.exists() else {}
-    scores = stored.get("scores", {}) if stored.get("settings") == line.settings else {}
-    seconds = stored.get("seconds", 0.0) if scores else 0.0
+    """Run what is missing of a line. Every score is stored at once."""
+    done, started = RESULTS / f"{line.name}.json", STARTED / f"{line.name}.json"
+    results = [json.loads(file.read_text()) for file in (done, started) if file.exists()]
+    result = next((one for one in results if one["settings"] == line.settings), None) or new_result(line)
+    if done.exists() and result == results[0]:
+        print(f"{line.name}: stored")
+        return
+    STARTED.mkdir(parents=True, exist_ok=True)
     for seed in line.seeds:
         for heading in line.methods:
-            mine = scores.setdefault(heading, {})
-            if str(seed) in mine:
-                continue
-            start = time.monotonic()
-            with tempfile.TemporaryDirectory() as output:
-                run = hedgerow.run(experiment_of(line, heading, seed, output), data_root=data_root, show=False)
-                assert isinstance(run, FinishedRun)
-                mine[str(seed)] = score_of(line.score)(run)
-            seconds += time.monotonic() - start
-            print(f"{line.name}, seed {seed}, {heading}: {mine[str(seed)]:.4g}", flush=True)
-            write(file, line, scores, seconds)
-    write(file, line, scores, seconds)
+            scores = result["scores"].setdefault(heading, {})
+            if str(seed) not in scores:
+                start = time.monotonic()
+                scores[str(seed)] = one_score(line, heading, seed, data_root)
+                result["seconds"] += time.monotonic() - start
+                print(f"{line.name}, seed {seed}, {heading}: {scores[str(seed)]:.4g}", flush=True)
+                started.write_text(json.dumps(result, indent=1) + "\n")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    done.write_text(json.dumps(result, indent=1) + "\n")
+    started.unlink(missing_ok=True)
 
 
-def write(file: Path, line: ReproductionLine, scores: dict[str, dict[str, float]], seconds: float) -> None:
-    """Store the result of a line."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    origin = {"command": line.command, "versions": versions(), "commit": git_commit(), "seconds": round(seconds)}
-    said = {"unit": line.unit, "more_is_better": line.more, "claims": [list(pair) for pair in line.claims]}
-    result = {"name": line.name, **origin, "note": line.note, **said, "settings": line.settings, "scores": scores}
-    file.write_text(json.dumps(result, indent=1) + "\n")
+def one_score(line: ReproductionLine, heading: str, seed: int, data_root: Path | None) -> float:
+    """Score of one run."""
+    with tempfile.TemporaryDirectory() as output:
+        run = hedgerow.run(experiment_of(line, heading, seed, output), data_root=data_root, show=False)
+        assert isinstance(run, FinishedRun)
+        return score_of(line.score)(run)
+
+
+def new_result(line: ReproductionLine) -> dict[str, Any]:
+    """Result of a line without scores."""
+    return {
+        "name": line.name,
+        "command": line.command,
+        "versions": versions(),
+        "commit": git_commit(),
+        "seconds": 0.0,
+        "note": line.note,
+        "unit": line.unit,
+        "more_is_better": line.more,
+        "claims": [list(claim) for claim in line.claims],
+        "settings": line.settings,
+        "scores": {},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", choices=[line.name for line in LINES])
-    parser.add_argument("--data-root", type=Path, help="folder of the data sets; lines that need it are skipped without")
+    parser.add_argument(
+        "--data-root", type=Path, help="folder of the data sets; lines that need it are skipped without"
+    )
     parser.add_argument("--list", action="store_true", help="print the commands of all lines")
     chosen = parser.parse_args()
     for line in LINES:

@@ -17,6 +17,7 @@ from readme import cells, methods, source_file, tests
 from settings_pages import experiment_file, hyperparameters, indented
 from slot_tables import slots
 from tuning_tables import tuning
+from verdict_pages import reproductions
 
 ROOT = Path(__file__).parent.parent
 LOG = logging.getLogger("mkdocs.hooks")
@@ -67,6 +68,7 @@ PARTS = {
     "experiment_file": lambda _: experiment_file(),
     "slots": slots,
     "tuning": tuning,
+    "reproductions": reproductions,
 }
 
 
