@@ -176,8 +176,8 @@ LINES = (
             "uncompressed": ("rounds=2",),
         },
         [DIGITS, MLP, "evaluation.every=1"],
-        note="digits and an MLP of 3,760 parameters; accuracy when a client has sent and received as many numbers as in "
-        "1.6 rounds of FedAvg, the last round within this budget; Top-K and Count-Sketch receive the whole model; "
+        note="digits and an MLP of 3,760 parameters; accuracy when a client has sent and received as many numbers as "
+        "in 1.6 rounds of FedAvg, the last round within this budget; Top-K and Count-Sketch receive the whole model; "
         "FedSep's server step is d / 3p, as in the row",
     ),
     ReproductionLine(
@@ -189,16 +189,17 @@ LINES = (
         {
             "FedSep 100": (SEP,),
             "FedSep 100, beta 0.01": (
-                "algorithm={name: fedsep, sketch_size: 100, lasso: 0.01, lr: 0.1, epochs: null, steps: 5, batch_size: 32}",
+                "algorithm={name: fedsep, sketch_size: 100, lasso: 0.01, lr: 0.1, epochs: null, steps: 5, "
+                "batch_size: 32}",
                 SEP,
             ),
             "Top-K 100": (),
             "Count-Sketch 100": (SKETCH,),
         },
         [DIGITS, MLP],
-        note="digits and an MLP of 3,760 parameters; accuracy after 30 rounds, in each of which a client sends 100 numbers; "
-        "FedSep's server step is d / 3p, as in the row; Count-Sketch has no server momentum and recovers one entry in a "
-        "round; beta 0.01 was the largest of three values that were tried on seed 0",
+        note="digits and an MLP of 3,760 parameters; accuracy after 30 rounds, in each of which a client sends 100 "
+        "numbers; FedSep's server step is d / 3p, as in the row; Count-Sketch has no server momentum and recovers one "
+        "entry in a round; beta 0.01 was the largest of three values that were tried on seed 0",
     ),
     ReproductionLine(
         "disk-line",

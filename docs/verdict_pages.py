@@ -29,7 +29,8 @@ def reproductions(families: str) -> str:
     """Sections of the tables of some families; without a family, the number of tables by verdict."""
     if not families:
         return overview()
-    return "\n".join(section(table) for table in tables_by_family(families.split()))
+    shown: dict[str, str] = {}
+    return "\n".join(section(table, shown) for table in tables_by_family(families.split()))
 
 
 def overview() -> str:
@@ -49,17 +50,25 @@ def anchor(name: str) -> str:
     return name.lower().replace("/", "-").replace(".", "-")
 
 
-def section(table: PublishedTable) -> str:
-    """Claim, verdict, measurements, rows and command of a table."""
+def section(table: PublishedTable, shown: dict[str, str]) -> str:
+    """Claim, verdict, measurements, rows and command of a table.
+
+    shown: results that the page has above -> table whose section has them. The function adds this table's.
+    """
     entry = verdicts()[table.name]
+    results = all_results(entry, *entry.lines.values())
+    seen = sorted({shown[name] for name in results if name in shown})
+    links = ", ".join(f"[{name}](#{anchor(name)})" for name in seen)
     parts = [
         f"### {table.name}: {table.title} {{ #{anchor(table.name)} }}\n",
         f"*Claim.* {entry.claim}\n",
         f"**{entry.verdict.capitalize()}.** {entry.reason}\n",
-        *(measured(name) for name in all_results(entry, *entry.lines.values())),
+        *(measured(name) for name in results if name not in shown),
+        f"Further measurements are under {links}.\n" if links else "",
         rows(table),
         f"Command: `{entry.command or f'hedgerow table {table.name}'}`\n",
     ]
+    shown.update({name: table.name for name in results if name not in shown})
     return "\n".join(part for part in parts if part)
 
 

@@ -93,7 +93,7 @@ def test_the_page_has_every_table_and_names_the_rows_that_were_not_run(pages):
     mnist = next(table for table in all_tables() if table.name == "feddyn/T2.3")
     assert "emnist-iid" in lines_not_run(mnist)
     assert "mnist-iid" not in lines_not_run(mnist)
-    assert "`emnist-iid`" in pages.section(mnist)
+    assert "`emnist-iid`" in pages.section(mnist, {})
     overview = pages.reproductions("")
     assert all(f"#{pages.anchor(table.name)})" in overview for table in all_tables())
 
