@@ -227,6 +227,21 @@ LINES = (
         note="100 tasks instead of 1000; one expert per method, the best of a run over the grids with seed 0",
     ),
     ReproductionLine(
+        "moml-toe",
+        "moml/5.1/s-mnist",
+        "ltm_minus_ctm",
+        "% LTM minus CTM",
+        [("TOE", ""), ("TOE", "MOML")],
+        {name: STREAM[name] for name in ("MOML", "TOE")},
+        [*SHORT, "task.partition.transforms={rotation: 180.0, flip: 0.5, crop: 0.3, scale: 0.3}"],
+        more=False,
+        seeds=(1, 2, 3),
+        seeded=("seed", "task.partition.seed"),
+        needs_data=True,
+        note="100 tasks instead of 1000; images turned by up to 180 degrees, cut and scaled by up to 30 %, where the "
+        "source prints no extent; experts as in moml-s-mnist",
+    ),
+    ReproductionLine(
         "fedbio-cleaning-harsh",
         "fedbio/cleaning/digits-harsh",
         ACCURACY,
@@ -236,6 +251,20 @@ LINES = (
         ["rounds=60"],
         seeds=(1, 2, 3),
         note="digits, 60 rounds; the learning rates of the table, which were searched on MNIST",
+    ),
+    *(
+        ReproductionLine(
+            f"fedsep-steps-{partition}",
+            f"fedsep/F4/mnist-{partition}-steps",
+            "end test_accuracy",
+            SHARE,
+            [("I = 10", "I = 2"), ("I = 50", "I = 10")],
+            {"I = 2": (), "I = 10": (), "I = 50": ()},
+            [DIGITS, MLP, "rounds=30", "algorithm.sketch_size=500", "aggregation.server_optimizer.lr=2.5"],
+            seeds=(1, 2, 3),
+            note="digits and an MLP of 3,760 parameters, p = 500, 30 rounds; FedSep's server step is d / 3p, as in the row",
+        )
+        for partition in ("iid", "2-classes")
     ),
     ReproductionLine(
         "comm-fedbio-noniid",
