@@ -262,7 +262,7 @@ LINES = (
             {"I = 2": (), "I = 10": (), "I = 50": ()},
             [DIGITS, MLP, "rounds=30", "algorithm.sketch_size=500", "aggregation.server_optimizer.lr=2.5"],
             seeds=(1, 2, 3),
-            note="digits and an MLP of 3,760 parameters, p = 500, 30 rounds; the server's step is d / 3p, as in the row",
+            note="digits and an MLP of 3,760 parameters, p = 500, 30 rounds; server step d / 3p, as in the row",
         )
         for partition in ("iid", "2-classes")
     ),
