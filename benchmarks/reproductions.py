@@ -14,7 +14,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -72,6 +72,11 @@ class ReproductionLine:
         methods = {heading: list(changes) for heading, changes in self.methods.items()}
         kept = {"row": self.row, "score": self.score, "sets": list(self.sets), "methods": methods}
         return {**kept, "seeds": list(self.seeds), "seeded": list(self.seeded)}
+
+
+def replication(line: ReproductionLine, seeds: Sequence[int]) -> ReproductionLine:
+    """The same line on new seeds, for comparisons that the first ones had decided barely or not at all."""
+    return replace(line, name=f"{line.name}-again", seeds=seeds, note=f"the same on new seeds: {line.note}")
 
 
 # ---- scores of a run -------------------------------------------------------------------------------------------------
@@ -139,6 +144,36 @@ VARIANTS = ("Iter-topK", "Non-iter")
 FEDDYN = {"FedDyn": (), "SCAFFOLD": ("algorithm.steps=50",), "FedAvg": (), "FedProx": ()}
 FEDDYN_CLAIMS = tuple(("FedDyn", other) for other in ("SCAFFOLD", "FedAvg", "FedProx"))
 TARGET = ("evaluation.targets=[0.93]", "evaluation.stop=true", "rounds=150")
+
+MOML_SHORT = ReproductionLine(
+    "moml-s-mnist",
+    "moml/5.1/s-mnist",
+    "end ltm",
+    "% LTM",
+    [("MOML", "FTML"), ("MOML", "MOGD"), ("MOML", "FS")],
+    {name: STREAM[name] for name in ("MOML", "FTML", "MOGD", "FS")},
+    SHORT,
+    seeds=(1, 2, 3),
+    seeded=("seed", "task.partition.seed"),
+    needs_data=True,
+    note="100 tasks instead of 1000; one expert per method, the best of a run over the grids with seed 0",
+)
+
+FEDSEP_STEPS = tuple(
+    ReproductionLine(
+        f"fedsep-steps-{partition}",
+        f"fedsep/F4/mnist-{partition}-steps",
+        "end test_accuracy",
+        SHARE,
+        [("I = 10", "I = 2"), ("I = 50", "I = 10")],
+        {"I = 2": (), "I = 10": (), "I = 50": ()},
+        [DIGITS, MLP, "rounds=30", "algorithm.sketch_size=500", "aggregation.server_optimizer.lr=2.5"],
+        seeds=(1, 2, 3),
+        note="digits and an MLP of 3,760 parameters, p = 500, 30 rounds; server step d / 3p, as in the row",
+    )
+    for partition in ("iid", "2-classes")
+)
+
 
 LINES = (
     ReproductionLine(
@@ -213,19 +248,7 @@ LINES = (
         sets=["evaluation.every=200", "algorithm.starts=40"],
         note="40 students for each draw of the data; cells of the published grids that were found on another draw",
     ),
-    ReproductionLine(
-        "moml-s-mnist",
-        "moml/5.1/s-mnist",
-        "end ltm",
-        "% LTM",
-        [("MOML", "FTML"), ("MOML", "MOGD"), ("MOML", "FS")],
-        {name: STREAM[name] for name in ("MOML", "FTML", "MOGD", "FS")},
-        SHORT,
-        seeds=(1, 2, 3),
-        seeded=("seed", "task.partition.seed"),
-        needs_data=True,
-        note="100 tasks instead of 1000; one expert per method, the best of a run over the grids with seed 0",
-    ),
+    MOML_SHORT,
     ReproductionLine(
         "moml-toe",
         "moml/5.1/s-mnist",
@@ -252,20 +275,7 @@ LINES = (
         seeds=(1, 2, 3),
         note="digits, 60 rounds; the learning rates of the table, which were searched on MNIST",
     ),
-    *(
-        ReproductionLine(
-            f"fedsep-steps-{partition}",
-            f"fedsep/F4/mnist-{partition}-steps",
-            "end test_accuracy",
-            SHARE,
-            [("I = 10", "I = 2"), ("I = 50", "I = 10")],
-            {"I = 2": (), "I = 10": (), "I = 50": ()},
-            [DIGITS, MLP, "rounds=30", "algorithm.sketch_size=500", "aggregation.server_optimizer.lr=2.5"],
-            seeds=(1, 2, 3),
-            note="digits and an MLP of 3,760 parameters, p = 500, 30 rounds; server step d / 3p, as in the row",
-        )
-        for partition in ("iid", "2-classes")
-    ),
+    *FEDSEP_STEPS,
     ReproductionLine(
         "comm-fedbio-noniid",
         "comm_fedbio/F1/digits-noniid",
@@ -277,6 +287,8 @@ LINES = (
         seeds=(1, 2, 3),
         note="digits and an MLP at compression rate 5, instead of MNIST, CIFAR-10 and FEMNIST at 20; 80 rounds",
     ),
+    *(replication(line, (4, 5, 6, 7, 8, 9)) for line in FEDSEP_STEPS),
+    replication(MOML_SHORT, (4, 5, 6, 7, 8)),
     ReproductionLine(
         "pfl-maml",
         "pfl/small/digits-alid-3",
