@@ -299,8 +299,8 @@ LINES = (
         ],
         dict.fromkeys((*VARIANTS, "Iter-sketch", "FedAvg", "FedAvg-Oracle", "FOCUS", "Preprocess"), ()),
         seeds=(4, 5, 6),
-        note="digits and an MLP at compression rate 5, instead of MNIST, CIFAR-10 and FEMNIST at 20; 200 rounds, as in the "
-        "row, since FedAvg had not fitted the wrong labels after the 80 rounds of comm-fedbio-noniid; new seeds",
+        note="digits and an MLP at compression rate 5, instead of MNIST, CIFAR-10 and FEMNIST at 20; 200 rounds, as in "
+        "the row, on new seeds, since the 80 rounds of comm-fedbio-noniid did not separate the methods",
     ),
     *(replication(line, (4, 5, 6, 7, 8, 9)) for line in FEDSEP_STEPS),
     replication(MOML_SHORT, (4, 5, 6, 7, 8)),
