@@ -303,7 +303,6 @@ LINES = (
         "the row, on new seeds, since the 80 rounds of comm-fedbio-noniid did not separate the methods",
     ),
     *(replication(line, (4, 5, 6, 7, 8, 9)) for line in FEDSEP_STEPS),
-    replication(MOML_SHORT, (4, 5, 6, 7, 8)),
     ReproductionLine(
         "pfl-maml",
         "pfl/small/digits-alid-3",
@@ -321,9 +320,8 @@ LINES = (
         SHARE,
         FEDHEN_CLAIMS,
         FEDHEN,
-        ["rounds=60"],
         seeds=(1, 2, 3),
-        note="digits and small networks; accuracy of the complex network after 60 rounds instead of rounds to a target",
+        note="digits and small networks; accuracy of the complex network after 100 rounds instead of rounds to a target",
     ),
 )
 
