@@ -116,10 +116,12 @@ def comparison(result: Result) -> str:
     cells = [f"{scale * mean(values):.1f} ± {scale * stdev(values):.1f}" for values in scores.values()]
     lines += [f"| {' | '.join(cells)} |", ""]
     differences = ["| difference | mean | 95 % interval | p | as claimed |", "|---|---|---|---|---|"]
-    for better, worse in result["claims"]:
+    claims, further = result["claims"], result.get("compared", [])
+    for better, worse in [*claims, *further]:
         found = difference(result, better, worse)
         interval = "-" if found.low is None else f"{scale * found.low:+.1f} to {scale * found.high:+.1f}"
         holds = {True: "yes", False: "no", None: "undecided"}[outcome(result, better, worse)]
+        holds = holds if [better, worse] in claims else "no claim"
         label = f"{better} - {worse}" if worse else better
         differences.append(f"| {label} | {scale * found.mean:+.1f} | {interval} | {found.p:.2g} | {holds} |")
     changes = ", ".join(f"`{change}`" for change in result["settings"]["sets"])
