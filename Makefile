@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test test-all lint docs bench bench-tuning clean
+.PHONY: setup run test test-all lint docs bench bench-tuning reproductions clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ bench: setup
 bench-tuning: setup
 	$(BIN)/python benchmarks/tuning.py record $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)') $(if $(QUICK),--quick)
 	$(BIN)/python benchmarks/tuning.py compare $(if $(QUICK),--quick)
+
+# Claims of the sources with several seeds; continues where it was interrupted. Lines on MNIST need DATA_ROOT.
+reproductions: setup
+	$(BIN)/python benchmarks/reproductions.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -20,6 +20,7 @@ from settings_pages import experiment_file, hyperparameters, indented, paragraph
 from share_table import shares
 from slot_tables import slots
 from tuning_tables import tuning
+from verdict_pages import reproductions
 
 from hedgerow.searchspaces.listing import KINDS
 
@@ -97,6 +98,7 @@ PARTS = {
     "slots": slots,
     "tables": tables,
     "tuning": tuning,
+    "reproductions": reproductions,
 }
 PART = re.compile(rf"^::: ({'|'.join(PARTS)})(?: (.*))?$", re.MULTILINE)
 

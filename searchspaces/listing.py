@@ -2,13 +2,21 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, partitions
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_choices
 from hedgerow.searchspaces.reproductions.published import all_tables
+from hedgerow.searchspaces.reproductions.verdicts import NOT_RUN, verdict_on
 from hedgerow.searchspaces.spaces.published_spaces import NamedSpace, named_spaces
+
+
+@dataclass(frozen=True)
+class TableChoice(Choice):
+    """A published table, with the verdict on its claim."""
+
+    verdict: str = NOT_RUN
 
 
 def spaces() -> list[Choice]:
@@ -18,7 +26,10 @@ def spaces() -> list[Choice]:
 
 def tables() -> list[Choice]:
     """Published tables, by the names that `hedgerow table` accepts."""
-    return [Choice(table.name, table.title, re.split(r"; |\. |\.$", table.source)[0]) for table in all_tables()]
+    return [
+        TableChoice(table.name, table.title, re.split(r"; |\. |\.$", table.source)[0], verdict_on(table.name))
+        for table in all_tables()
+    ]
 
 
 KINDS: dict[str, Callable[[], list[Choice]]] = {
@@ -32,6 +43,10 @@ KINDS: dict[str, Callable[[], list[Choice]]] = {
 """Kinds that can be listed, with the function that returns the entries of each."""
 
 
+COLUMNS: dict[str, tuple[str, ...]] = {"tables": ("verdict",)}
+"""Further columns of a kind: fields of its entries."""
+
+
 def _keys(space: NamedSpace) -> str:
     keys = ", ".join(key.removeprefix("algorithm.") for key in space.space)
     return f"{keys} ({space.size} configurations)" if space.size else keys
@@ -40,4 +55,5 @@ def _keys(space: NamedSpace) -> str:
 def list_choices(kind: str) -> CommandOutput:
     """List every entry of a kind."""
     choices = KINDS[kind]()
-    return CommandOutput({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices))
+    columns = COLUMNS.get(kind, ())
+    return CommandOutput({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices, columns))

@@ -167,15 +167,18 @@ def draw_table(rows: list[dict[str, str]], title: str, console: Console, importa
         console.print(Text(f"columns for which the terminal is too narrow (--json has all): {', '.join(left_out)}"))
 
 
-def print_choices(choices: list[Choice]) -> None:
-    """Print names with their descriptions and sources."""
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
+def print_choices(choices: list[Choice], columns: Sequence[str] = ()) -> None:
+    """Print names with their descriptions and sources. columns: further fields, each with a column and a heading."""
+    table = Table(box=None, pad_edge=False, show_header=bool(columns), padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True, style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    table.add_column("description")
+    empty = [""] * len(columns)
     for choice in choices:
-        table.add_row(Text(choice.name), Text(choice.what))
+        table.add_row(Text(choice.name), *(Text(str(getattr(choice, column))) for column in columns), Text(choice.what))
         if choice.source:
-            table.add_row("", Text(choice.source, style="dim"))
+            table.add_row("", *empty, Text(choice.source, style="dim"))
     wide_console().print(table)
 
 
