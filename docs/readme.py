@@ -105,8 +105,10 @@ def speed() -> str:
     cores = ", ".join(sorted({str(json.loads(file.read_text())["cores"]) for file in RESULTS.glob("peers-*.json")}))
     columns = ["time per round, Hedgerow = 1", *PEERS.values(), "Hedgerow's clients in"]
     head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    links = "[conditions](benchmarks/README.md), [explanation](docs/performance.md)"
     return (
-        f"{head}{''.join(rows)}\nMedians; all contenders train the same mini-batches, in turn, on {cores} CPU cores.\n"
+        f"{head}{''.join(rows)}\n"
+        f"Medians; all contenders train the same mini-batches, in turn, on {cores} CPU cores: {links}.\n"
     )
 
 
