@@ -21,7 +21,11 @@ def show_demo(output: Path | None, browse: bool) -> CommandOutput:
     output = output or Path("hedgerow-demo.html")
     with tempfile.TemporaryDirectory() as scratch:
         with zipfile.ZipFile(RECORDS) as archive:
-            archive.extractall(scratch)
+            for name in archive.namelist():
+                file = Path(scratch, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if not name.endswith("/"):
+                    file.write_bytes(archive.read(name))
         (folder,) = Path(scratch).iterdir()
         page = render_page(read_all([str(folder)]))
     try:
@@ -29,11 +33,11 @@ def show_demo(output: Path | None, browse: bool) -> CommandOutput:
         output.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
-    file = output.resolve()
+    page_file = output.resolve()
 
     def render() -> None:
-        click.echo(f"demo: {file}")
-        if browse and not webbrowser.open(file.as_uri()):
+        click.echo(f"demo: {page_file}")
+        if browse and not webbrowser.open(page_file.as_uri()):
             click.echo("--open: there is no browser on this machine; open the file yourself", err=True)
 
-    return CommandOutput({"report": file}, render)
+    return CommandOutput({"report": page_file}, render)
