@@ -93,6 +93,7 @@ def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
 
 
+@pytest.mark.exhaustive("kills")
 def test_processes_end_with_the_command(tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
@@ -106,6 +107,7 @@ def test_processes_end_with_the_command(tmp_path):
     assert psutil.wait_procs(started, timeout=30)[1] == []
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_process_that_stays_silent_for_too_long_is_replaced(tmp_path):
     settings = {"rounds": 100, "resources": {"actors": 1, "actor_timeout": 1.5}}
     slow = tmp_path / "slow"

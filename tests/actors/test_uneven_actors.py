@@ -27,6 +27,7 @@ def shares(log: Path, last: int = 0) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("kept")
+@pytest.mark.exhaustive("processes")
 def test_a_slow_actor_gets_fewer_samples_and_the_numbers_can_be_repeated(tmp_path):
     log = tmp_path / "log"
     slow = {"name": "toys.Uneven", "epochs": 2, "batch_size": 8, "slow_file": str(tmp_path / "slow")}

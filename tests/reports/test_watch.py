@@ -55,6 +55,7 @@ def test_a_watched_run_goes_on_when_its_watchers_stop_and_is_followed_to_its_end
     assert result.output.splitlines()[-1].startswith(f"{folder}: interrupted; `hedgerow resume ")
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_killed_run_is_reported_as_stopped(running):
     folder, process = running
     os.kill(process.pid, signal.SIGKILL)
@@ -75,6 +76,7 @@ def test_a_finished_run_is_shown_at_once_and_its_page_does_not_reload(tmp_path):
     assert 'http-equiv="refresh"' not in (folder.path / "report.html").read_text()
 
 
+@pytest.mark.exhaustive("processes")
 def test_the_page_of_a_run_that_goes_on_reloads_itself(running):
     folder, process = running
     words = ["-m", "hedgerow", "watch", str(folder), "--page", "--every", "0.1"]
