@@ -76,8 +76,11 @@ def prepare() -> None:
         process = os.fork()
     if process == 0:
         # Else the end of a pipe of this process would not be seen.
-        os.closerange(3, there.fileno())
-        os.closerange(there.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        for opened in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+            if opened > 2 and opened != there.fileno():
+                # The folder's own descriptor is closed already.
+                with suppress(OSError):
+                    os.close(opened)
         _run_child(lambda: _fork_workers(there))
     there.close()
     _forks = here
