@@ -66,7 +66,7 @@ def test_a_description_says_what_is_learnt_how_and_with_what_result(finished, ru
     assert "**toys.Stateful** learns `mlp` on `digits`: 12 clients by `dirichlet`, 50% of them" in text
     assert "| model | hidden = [8] |" in text
     accuracy = finished.trials[1].records[-1]["test_accuracy"]
-    assert f"| accuracy | {accuracy:.1%} |" in text
+    assert f"| test accuracy | {accuracy:.1%} |" in text
     text = runs[finished.folder.name].data.tags["mlflow.note.content"]
     assert "Search `hedge` over `algorithm.lr`, by `validation_accuracy`." in text
     assert "Hedge over 2 experts: its mean expected loss is" in text
