@@ -1,6 +1,6 @@
 """Hedgerow compared with Flower, pfl-research and a bare loop: the same arithmetic, in turn, on the same machine.
 
-    python benchmarks/peers.py [--repeats 5] [--data-root FOLDER] [--only digits pfl cnn lstm resnet]
+    python benchmarks/peers.py [--repeats 5] [--data-root FOLDER] [--only digits mnist-mlp ...]
                                [--contenders "bare loop" pfl flower hedgerow ...]
 
 Writes benchmarks/results/peers-WORKLOAD.json, and peers.md and two figures of all workloads with stored results.

@@ -432,10 +432,8 @@ class CoordinatorHandle:
 
         A coordinator that stays silent for too long is killed.
         """
-        until, watch = (
-            None,
-            Watch("the coordinator", WatchedActor(self.group.coordinator), self.silence, self.signs.file),
-        )
+        until = None
+        watch = Watch("the coordinator", WatchedActor(self.group.coordinator), self.silence, self.signs.file)
         while not ray.wait([call], timeout=LOOK)[0]:
             if not self.health.check():
                 continue

@@ -12,9 +12,11 @@ import pytest
 from processes import hedgerow, outcome
 from ray_runs import small
 
+from hedgerow.platform.actors import local_processes
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
 from hedgerow.platform.tracking.tracker import RunLog
 
 
@@ -122,3 +124,25 @@ def test_a_process_that_stays_silent_for_too_long_is_replaced(tmp_path):
     assert process.wait() == 0, log.read_text()
     assert "was silent for more than 1.5 s (resources.actor_timeout) and was replaced" in log.read_text()
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 1)
+
+
+def test_a_process_that_is_lost_decides_before_a_chunk_that_is_too_large(monkeypatch):
+    """Its states are gone: the round must begin anew with those of the last checkpoint."""
+    executor, replaced = object.__new__(local_processes.LocalExecutor), []
+
+    class Process:
+        def __init__(self):
+            replaced.append(self)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(local_processes, "LocalProcess", Process)
+    executor.processes = [Process(), Process()]
+    too_large = ChunkTooLarge("train/clients", ExecutionPlan("vmap", 8), "no memory")
+    monkeypatch.setattr(executor, "_answers", lambda calls: ({}, [too_large], [1]))
+    monkeypatch.setattr(executor, "_begin", lambda ranks: [])
+    with pytest.raises(WorkerLost):
+        executor._send("run", {0: (), 1: ()})
+    assert executor.processes[1] is replaced[-1]
+    assert len(replaced) == 3

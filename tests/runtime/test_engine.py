@@ -163,6 +163,33 @@ def test_held_out_samples_are_not_trained_on():
         assert set(rows[mask].tolist()) == set(RAGGED.samples(1)[first:last].tolist())
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BatchSpec(size=8, epochs=2, views=2),
+        BatchSpec(size=None),
+        BatchSpec(size=8, steps=7),
+        BatchSpec(size=None, steps=3),
+        BatchSpec(size=8, shuffle=False, split="held_out"),
+    ],
+    ids=str,
+)
+def test_what_is_drawn_for_many_clients_at_once_is_what_each_draws_alone(spec):
+    clients = partition(np.array([13, 30, 17, 1, 0, 41, 21, 57]), seed=1)
+    run = run_inline(FedAvg, small_task(blobs()), blobs(), clients, {"batch_size": 8}, rounds=1)
+    samples = run.executor.worker.samples["clients"]
+    key, everyone = (0, 3, 0), np.array([5, 4, 0, 7, 3])
+    together = list(samples.each({"s": spec}, key, everyone, keyed=True))
+    assert samples._drawn_together({"s": spec}) > len(everyone)
+    for client, (streams, keys) in zip(everyone, together, strict=True):
+        alone, own = samples.drawn({"s": spec}, key, np.array([client]), keyed=True)
+        (rows, mask), (expected, real) = streams["s"], alone["s"]
+        assert torch.equal(mask, real)
+        assert torch.equal(rows[mask], expected[real])
+        assert keys.keys() == own.keys()
+        assert all(torch.equal(keys[name], own[name]) for name in own)
+
+
 def test_the_plan_is_measured_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
     calls = []
