@@ -54,6 +54,7 @@ def test_two_levels(tmp_path):
         assert a["spent_hessian_products"] == pytest.approx(b["spent_hessian_products"])
 
 
+@pytest.mark.exhaustive("processes")
 def test_compressed_hypergradients(tmp_path):
     settings = {
         "participation": 1.0,
@@ -83,6 +84,7 @@ def test_streams(tmp_path):
         assert mine == pytest.approx(theirs, rel=1e-5)
 
 
+@pytest.mark.exhaustive("processes")
 def test_personal_models(tmp_path):
     settings = {
         "algorithm": {"name": "pfldyn", "adapt": "proto", "alpha": 0.1, "epochs": 2, "batch_size": 4},
@@ -98,6 +100,7 @@ def test_personal_models(tmp_path):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
 
 
+@pytest.mark.exhaustive("processes")
 def test_sketches_of_their_own(tmp_path):
     def ran(name, **resources):
         wanted = {

@@ -79,7 +79,7 @@ def test_bits_are_those_of_one_process_and_ray_is_not_started(algorithm, tmp_pat
 def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
-    settings = {"rounds": 200, "algorithm__slow_file": str(slow), "resources": {"actors": 2, "cpus_per_actor": 0.5}}
+    settings = {"rounds": 40, "algorithm__slow_file": str(slow), "resources": {"actors": 2, "cpus_per_actor": 0.5}}
     experiment = small(tmp_path / "runs", **settings)
     process, log = command(tmp_path, experiment)
 

@@ -77,6 +77,7 @@ with ray_session():
 """
 
 
+@pytest.mark.exhaustive("processes")
 def test_each_mig_slice_is_a_gpu(short):
     ended = subprocess.run(
         [sys.executable, "-c", MIG],
@@ -87,6 +88,7 @@ def test_each_mig_slice_is_a_gpu(short):
     assert ended.stdout.split() == ["2", "MIG-a", "MIG-b"], ended.stderr
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_run_says_that_it_leaves_gpus_unused(short, tmp_path):
     file = tmp_path / "file.yaml"
     experiment = small(tmp_path / "runs", rounds=1, resources__executor="ray", resources__actors=1)

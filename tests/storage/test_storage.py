@@ -288,6 +288,7 @@ def test_what_cannot_be_a_storage_ends_before_any_work(tmp_path):
     assert not (tmp_path / "here").exists()
 
 
+@pytest.mark.exhaustive("processes")
 def test_missing_credentials_end_before_any_work(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
