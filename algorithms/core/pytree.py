@@ -91,6 +91,11 @@ def sub(a: Any, b: Any) -> Any:
     return tree_map(torch.sub, a, b)
 
 
+def lerp(a: Any, b: Any, weight: Tensor) -> Any:
+    """Computes a + weight (b - a)."""
+    return tree_map(lambda x, y: torch.lerp(x, y, weight), a, b)
+
+
 def dot(a: Any, b: Any) -> Tensor:
     """Inner product of two trees of the same shape; 0-d."""
     return torch.stack([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()

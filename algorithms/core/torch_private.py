@@ -66,6 +66,26 @@ def without_levels(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def batched_memory(tensor: Tensor) -> tuple[Tensor, list[int]]:
+    """A tensor with the dimensions that vmap hides, first of all, and their levels, outermost first.
+
+    Without these names they stay hidden.
+    """
+    hidden = None if _hidden_dimension is None else _hidden_dimension(tensor)
+    if hidden is None or hidden < 0:
+        return tensor, []
+    memory, levels = batched_memory(_without_level(tensor))
+    if hidden:
+        memory = memory.movedim(len(levels) + hidden, len(levels))
+    return memory, [*levels, _level_of(tensor)]
+
+
+_hidden_dimension, _level_of, _without_level = (
+    getattr(getattr(torch._C, "_functorch", None), name, None)
+    for name in ("maybe_get_bdim", "maybe_get_level", "get_unwrapped")
+)
+
+
 _reparametrize_module: Callable[..., AbstractContextManager[Any]] | None
 _reparametrize_module = getattr(torch.nn.utils.stateless, "_reparametrize_module", None)
 

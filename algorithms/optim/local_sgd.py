@@ -13,10 +13,11 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, channels_last, is_narrow
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
-from hedgerow.algorithms.core.pytree import add, sub, tree_map
+from hedgerow.algorithms.core.pytree import add, lerp, sub
 from hedgerow.algorithms.core.task import FixedParameters, Params
 from hedgerow.algorithms.core.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_norm
 from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim.in_place import add_, apart, lerp_, mul_
 from hedgerow.algorithms.optim.newton import newton
 from hedgerow.algorithms.optim.torch_optimizer import Optimizer, TorchOptimizer
 
@@ -186,6 +187,13 @@ def _fused(hp: Any) -> bool:
     return hp.clip_norm is None and not enabled(hp.momentum) and _optimizer(hp) == "sgd"
 
 
+def _changes_gradients(hp: Any, linear: Params | None, proximal: Proximal | None) -> bool:
+    """Whether a step changes the gradients before it uses them."""
+    has_penalty = proximal is not None and not _fused(hp)
+    has_momentum = enabled(hp.momentum)
+    return linear is not None or has_penalty or hp.clip_norm is not None or _decays_before(hp) or has_momentum
+
+
 def _optimizer(hp: Any) -> Any:
     """Name of the local optimiser, or a TorchOptimizer."""
     return getattr(hp, "optimizer", "sgd")
@@ -237,6 +245,7 @@ def _in_place(
     chosen = _optimizer(hp)
     adam = Adam() if chosen in ("adam", "adamw") else None
     torchs = chosen.build(params, hp.lr) if isinstance(chosen, TorchOptimizer) else None
+    is_changed = torchs is not None or _changes_gradients(hp, linear, proximal)
     losses = []
     with FixedParameters(w):
         for batch in batches:
@@ -246,6 +255,8 @@ def _in_place(
             direction = list(torch.autograd.grad(value, params, materialize_grads=True))
             losses.append(value.detach())
             with torch.no_grad():
+                if is_changed:
+                    direction = apart(direction)
                 if slope is not None:
                     foreach_add_(direction, slope)
                 if centre is not None and not _fused(hp):
@@ -291,21 +302,23 @@ def _batched(
     w = start
     momenta: Params | None = None
     adam = Adam() if _optimizer(hp) in ("adam", "adamw") else None
+    is_changed = _changes_gradients(hp, linear, proximal)
     device = next(iter(start.values())).device
     total, steps = torch.zeros((), device=device), torch.zeros((), device=device)
     for batch in batches:
         direction, value = gradient(w, batch)
+        if is_changed:
+            direction = dict(zip(direction, apart(direction.values()), strict=True))
         if linear is not None:
-            direction = tree_map(torch.add, direction, linear)
+            direction = add_(direction, linear)
         if proximal is not None and not _fused(hp):
-            direction = add(direction, sub(w, proximal.centre), proximal.weight)
+            direction = add_(direction, sub(w, proximal.centre), proximal.weight)
         if hp.clip_norm is not None:
-            factor = clip_factor([d.norm() for d in direction.values()], hp.clip_norm)
-            direction = tree_map(lambda d, factor=factor: d * factor, direction)
+            direction = mul_(direction, clip_factor([d.norm() for d in direction.values()], hp.clip_norm))
         if _decays_before(hp):
-            direction = add(direction, w, hp.weight_decay)
+            direction = add_(direction, w, hp.weight_decay)
         if enabled(hp.momentum):
-            momenta = direction if momenta is None else add(direction, momenta, hp.momentum)
+            momenta = direction if momenta is None else add_(direction, momenta, hp.momentum)
             direction = momenta
         if adam is not None:
             direction = dict(zip(direction, adam(direction.values()), strict=True))
@@ -313,10 +326,10 @@ def _batched(
                 direction = add(direction, w, hp.weight_decay)
         # Padded steps come last and have active = 0: they leave the parameters unchanged, bit for bit.
         rate = hp.lr * batch.active
+        is_first = w is start
         if proximal is not None and _fused(hp):
-            nearer = rate * proximal.weight
-            w = tree_map(lambda p, c, nearer=nearer: torch.lerp(p, c, nearer), w, proximal.centre)
-        w = tree_map(lambda p, d, step=-rate: torch.addcmul(p, d, step), w, direction)
+            w = (lerp if is_first else lerp_)(w, proximal.centre, rate * proximal.weight)
+        w = (add if is_first else add_)(w, direction, -rate)
         total = total + value * batch.active
         steps = steps + batch.active
     return w, total / steps

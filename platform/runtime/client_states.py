@@ -116,7 +116,12 @@ class ClientStates:
 
     def load(self, clients: np.ndarray, states: Tree) -> None:
         """Set final states, as `shards` yields them."""
-        self.committed.write(clients, self._pack(states, len(clients)))
+        slots = self.committed.in_memory(clients) if self.device.type == "cpu" else None
+        if slots is None:
+            self.committed.write(clients, self._pack(states, len(clients)))
+        else:
+            # Without a copy of the records.
+            self._fill(torch.from_numpy(self.committed.slab), states, torch.from_numpy(slots))
 
     def clear(self) -> None:
         """Return every client to its initial state."""
@@ -145,8 +150,21 @@ class ClientStates:
     def _pack(self, states: Tree, n: int) -> np.ndarray:
         """Records (n, width) of stacked states."""
         records = torch.empty((n, self.width), dtype=torch.uint8, device=self.device)
-        tree_map(_fill, self._leaves(records), states)
+        self._fill(records, states, slice(None))
         return records.cpu().numpy()
+
+    def _fill(self, records: Tensor, states: Tree, rows: slice | Tensor) -> None:
+        """Store stacked states in these rows of records."""
+
+        def fill(leaf: Tensor, value: Tensor) -> None:
+            if (leaf.shape[1:], leaf.dtype) != (value.shape[1:], value.dtype):
+                raise ValueError(
+                    "a client's state must keep the shapes and types of init_client: a leaf of "
+                    f"{tuple(leaf.shape[1:])} {leaf.dtype} cannot become {tuple(value.shape[1:])} {value.dtype}"
+                )
+            leaf[rows] = value
+
+        tree_map(fill, self._leaves(records), states)
 
     def _leaves(self, records: Tensor) -> Tree:
         """States that are stored in records (n, width), as views of their bytes."""
@@ -167,12 +185,3 @@ def _take(leaf: Tensor, rows: list[int]) -> Tensor:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
-
-
-def _fill(leaf: Tensor, value: Tensor) -> None:
-    if (leaf.shape, leaf.dtype) != (value.shape, value.dtype):
-        raise ValueError(
-            f"a client's state must keep the shapes and types of init_client: a leaf of {tuple(leaf.shape[1:])} "
-            f"{leaf.dtype} cannot become {tuple(value.shape[1:])} {value.dtype}"
-        )
-    leaf.copy_(value)

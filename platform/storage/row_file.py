@@ -52,15 +52,24 @@ class Rows:
 
     def write(self, clients: np.ndarray, records: np.ndarray) -> None:
         """Replace the records of distinct `clients` by `records` (n, width). Raises OSError on a full disk."""
-        new = clients[self.slots[clients] == 0]
-        self.slots[new] = np.arange(self.used, self.used + len(new))
-        self.used += len(new)
-        slots = self.slots[clients]
+        slots = self._slots(clients)
         away = slots >= len(self.slab)
         here = ~away
         # Avoids a copy if all records fit into memory: `records[here]` would be one.
         self.slab[slots[here]] = records if here.all() else records[here]
         self._transfer(os.pwritev, np.flatnonzero(away), slots, records)
+
+    def in_memory(self, clients: np.ndarray) -> np.ndarray | None:
+        """Rows of `slab` for distinct `clients`, which the caller writes; None if some of them are in the file."""
+        slots = self._slots(clients)
+        return None if (slots >= len(self.slab)).any() else slots
+
+    def _slots(self, clients: np.ndarray) -> np.ndarray:
+        """Records of distinct clients; those that were never written get new ones."""
+        new = clients[self.slots[clients] == 0]
+        self.slots[new] = np.arange(self.used, self.used + len(new))
+        self.used += len(new)
+        return self.slots[clients]
 
     def clear(self) -> None:
         """Forget all records and release the space of the file."""

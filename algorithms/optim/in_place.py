@@ -1,0 +1,76 @@
+"""Operations on trees in the memory of their first argument, also under vmap, which has no such operations of its own.
+
+They save the memory of a result in every local step. Where torch's private names are missing, or a tensor does not have
+all dimensions of vmap that the result has, the result is a new tree with equal numbers.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.core.torch_private import batched_memory
+
+
+def add_(a: Any, b: Any, scale: Any = 1.0) -> Any:
+    """a + scale * b. scale: a number or a 0-d tensor."""
+    if isinstance(scale, Tensor):
+        return tree_map(lambda x, y: _changed("addcmul", x, y, scale), a, b)
+    return tree_map(lambda x, y: _changed("add", x, y, alpha=scale), a, b)
+
+
+def mul_(a: Any, factor: Tensor) -> Any:
+    """factor * a. factor: 0-d."""
+    return tree_map(lambda x: _changed("mul", x, factor), a)
+
+
+def lerp_(a: Any, b: Any, weight: Tensor) -> Any:
+    """a + weight (b - a). weight: 0-d."""
+    return tree_map(lambda x, y: _changed("lerp", x, y, weight), a, b)
+
+
+def apart(gradients: Iterable[Tensor]) -> list[Tensor]:
+    """Gradients that can be changed in place: none of them shares memory with another one or with itself.
+
+    The gradients of two parameters that the model adds are one tensor, and that of a sum repeats one number.
+    """
+    if torch.compiler.is_compiling():
+        # Nothing is then changed in place.
+        return list(gradients)
+    storages: set[int] = set()
+    result = []
+    for gradient in gradients:
+        memory, _ = batched_memory(gradient)
+        storage = memory.untyped_storage().data_ptr()
+        is_apart = storage not in storages and 0 not in memory.stride()
+        storages.add(storage)
+        result.append(gradient if is_apart else gradient.clone(memory_format=torch.contiguous_format))
+    return result
+
+
+def _changed(name: str, a: Tensor, *others: Tensor, **options: Any) -> Tensor:
+    """Result of an operation of tensors, in the memory of `a` if possible."""
+    if not torch.compiler.is_compiling():
+        memory, levels = batched_memory(a)
+        aligned = [_aligned(other, levels, memory) for other in others]
+        if all(other is not None for other in aligned):
+            getattr(memory, f"{name}_")(*aligned, **options)
+            return a
+    return getattr(a, name)(*others, **options)
+
+
+def _aligned(tensor: Tensor, levels: list[int], to: Tensor) -> Tensor | None:
+    """Memory of a tensor under vmap, broadcast against memory with these levels of vmap; None if the tensor has another
+    level, or numbers of another type.
+    """
+    memory, own = batched_memory(tensor)
+    if not set(own) <= set(levels) or (memory.dim() and memory.dtype != to.dtype):
+        return None
+    if not own or (own == levels and memory.dim() == to.dim()):
+        return memory
+    sizes = iter(memory.shape)
+    batch = [next(sizes) if level in own else 1 for level in levels]
+    rest = list(sizes)
+    return memory.reshape(*batch, *[1] * (to.dim() - len(levels) - len(rest)), *rest)

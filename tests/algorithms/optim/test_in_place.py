@@ -1,0 +1,153 @@
+"""Local steps change gradients and parameters in place: with the numbers of new tensors, and without sharing memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.func import vmap
+
+from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.pytree import add
+from hedgerow.algorithms.optim.in_place import add_, apart, lerp_, mul_
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, Proximal, minimize
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+START = {"a": torch.zeros(3, 4), "b": torch.zeros(3, 4), "c": torch.zeros(2)}
+TERM = {"a": torch.full((3, 4), 1.0), "b": torch.full((3, 4), 2.0), "c": torch.tensor([3.0, 4.0])}
+BATCH = Batch(X, torch.zeros(5, dtype=torch.long), torch.ones(5), torch.ones(()))
+
+
+def loss(w, batch):
+    """The gradients of a and b are one tensor, and that of c repeats one number."""
+    return (batch.x @ (w["a"] + w["b"]).T - 1).pow(2).mean() + w["c"].sum()
+
+
+def gradient(w):
+    w = {name: p.clone().requires_grad_() for name, p in w.items()}
+    return dict(zip(w, (g.clone() for g in torch.autograd.grad(loss(w, BATCH), list(w.values()))), strict=True))
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["loop", "vmap"])
+@pytest.mark.parametrize(
+    ("settings", "terms"),
+    [
+        ({}, {"linear": TERM}),
+        ({"weight_decay": 0.5}, {}),
+        ({"clip_norm": 0.1}, {}),
+        ({"momentum": 0.9}, {}),
+        ({"clip_norm": 100.0}, {"proximal": Proximal(2.0, TERM)}),
+    ],
+    ids=["linear", "decay", "clip", "momentum", "proximal"],
+)
+def test_parameters_that_a_model_adds_take_their_own_steps(batched, settings, terms):
+    hp = LocalSGD(lr=0.1, **settings)
+    data = ClientData(X, X, lambda x: x, {}, batched)
+
+    def solve(x):
+        return minimize(loss, START, data, hp, batches=[replace(BATCH, x=x)] * 3, **terms)[0]
+
+    found = {name: p[0] for name, p in vmap(solve)(X[None]).items()} if batched else solve(X)
+
+    w, momentum = START, None
+    for _ in range(3):
+        d = gradient(w)
+        if "linear" in terms:
+            d = add(d, TERM)
+        if "proximal" in terms:
+            d = {name: d[name] + 2.0 * (w[name] - TERM[name]) for name in w}
+        norm = sum(g.square().sum() for g in d.values()).sqrt()
+        if hp.clip_norm is not None and norm > hp.clip_norm:
+            d = {name: g * hp.clip_norm / (norm + 1e-6) for name, g in d.items()}
+        d = add(d, w, hp.weight_decay)
+        momentum = d if momentum is None else add(d, momentum, hp.momentum)
+        w = add(w, momentum, -hp.lr)
+    for name in w:
+        torch.testing.assert_close(found[name], w[name], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_their_own_are_not_copied():
+    one, sum_ = torch.randn(3), torch.tensor(2.0).expand(4)
+    first, second, third, fourth = apart([one, one, torch.randn(2), sum_])
+    assert first is one
+    assert second.data_ptr() != one.data_ptr()
+    assert torch.equal(second, one)
+    assert third.shape == (2,)
+    fourth += torch.arange(4.0)
+    assert fourth.tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+OPERATIONS = {
+    "add": (lambda a, b, s: add_({"w": a}, {"w": b}, s)["w"], torch.addcmul),
+    "add a multiple": (lambda a, b, s: add_({"w": a}, {"w": b}, 0.3)["w"], lambda a, b, s: a + 0.3 * b),
+    "mul": (lambda a, b, s: mul_({"w": a}, s)["w"], lambda a, b, s: a * s),
+    "lerp": (lambda a, b, s: lerp_({"w": a}, {"w": b}, s)["w"], torch.lerp),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_results_under_one_and_two_levels_of_vmap_are_those_of_new_tensors(name):
+    changed, new = OPERATIONS[name]
+    generator = torch.Generator().manual_seed(1)
+    a, b, s = (torch.randn(2, 3, *shape, generator=generator) for shape in ((4, 5), (4, 5), ()))
+    expected = torch.stack([torch.stack([new(a[i, j], b[i, j], s[i, j]) for j in range(3)]) for i in range(2)])
+    # Which of them have the outer and the inner dimension: all, or each of them without one.
+    for part in ((0, 0, 0), (0, None, 0), (0, 0, None), (None, 0, 0)):
+        where = [x if dim == 0 else x[0] for x, dim in zip((a, b, s), part, strict=True)]
+        wanted = (
+            expected
+            if part == (0, 0, 0)
+            else torch.stack(
+                [
+                    torch.stack(
+                        [
+                            new(*(x[i, j] if d == 0 else x[j] for x, d in zip(where, part, strict=True)))
+                            for j in range(3)
+                        ]
+                    )
+                    for i in range(2)
+                ]
+            )
+        )
+        both = vmap(vmap(changed), part)(*(x.clone() for x in where))
+        torch.testing.assert_close(both, wanted, rtol=1e-6, atol=1e-7)
+        inner = vmap(vmap(changed, part), 0) if part[0] == 0 else None
+        if inner is not None:
+            narrow = [x if dim == 0 else x[:, 0] for x, dim in zip((a, b, s), part, strict=True)]
+            wanted = torch.stack(
+                [
+                    torch.stack(
+                        [
+                            new(*(x[i, j] if d == 0 else x[i] for x, d in zip(narrow, part, strict=True)))
+                            for j in range(3)
+                        ]
+                    )
+                    for i in range(2)
+                ]
+            )
+            torch.testing.assert_close(inner(*(x.clone() for x in narrow)), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_changed_is_the_first_argument_alone():
+    a, b, s = torch.randn(3, 4), torch.randn(3, 4), torch.randn(3)
+    before = a.clone(), b.clone(), s.clone()
+    result = vmap(lambda x, y, z: add_({"w": x}, {"w": y}, z)["w"])(a, b, s)
+    assert torch.equal(result, a)
+    assert not torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+    assert torch.equal(s, before[2])
+
+
+def test_minimize_leaves_its_arguments_alone():
+    start = {"w": torch.randn(6, 4)}
+    kept = start["w"].clone()
+    data = ClientData(X, X, lambda x: x, {}, True)
+    vmap(
+        lambda w: minimize(
+            lambda p, batch: (batch.x @ p["w"]).pow(2).sum(),
+            {"w": w},
+            data,
+            LocalSGD(lr=0.1, weight_decay=0.1),
+            batches=[BATCH] * 2,
+        )[0]
+    )(start["w"])
+    assert torch.equal(start["w"], kept)
