@@ -80,6 +80,9 @@ def batched_memory(tensor: Tensor) -> tuple[Tensor, list[int]]:
     return memory, [*levels, _level_of(tensor)]
 
 
+_hidden_dimension: Any
+_level_of: Any
+_without_level: Any
 _hidden_dimension, _level_of, _without_level = (
     getattr(getattr(torch._C, "_functorch", None), name, None)
     for name in ("maybe_get_bdim", "maybe_get_level", "get_unwrapped")
