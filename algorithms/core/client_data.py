@@ -139,7 +139,10 @@ class ClientData:
                 for x, y, own, exists in parts:
                     yield Batch(x, self._labels(y), exists.float(), exists.any().float(), own)
                 continue
-            sizes, rows = real.sum(-1).tolist(), rows[real]
+            if real.all():
+                sizes, rows = [rows.shape[1]] * len(rows), rows.flatten()
+            else:
+                sizes, rows = real.sum(-1).tolist(), rows[real]
             samples = self._prepared(self.x.index_select(0, rows)), self.y.index_select(0, rows), rows
             for x, y, own in zip(*(part.split(sizes) for part in samples), strict=True):
                 if len(own):

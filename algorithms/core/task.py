@@ -33,23 +33,18 @@ class FixedParameters(ExitStack):
     def __init__(self, w: Params):
         super().__init__()
         self.w = w
-        self._modules: list[tuple[nn.Module, bool]] = []
+        self._modules: list[nn.Module] = []
 
     def __enter__(self) -> Self:
         token = _fixed.set(self)
         self.callback(lambda: _fixed.reset(token))
         return super().__enter__()
 
-    def set_in(self, module: nn.Module) -> bool:
-        """Sets the parameters in a module, unless they are set; returns whether this version of torch can do so."""
-        for known, is_set in self._modules:
-            if known is module:
-                return is_set
-        context = set_parameters(module, self.w)
-        if context is not None:
-            self.enter_context(context)
-        self._modules.append((module, context is not None))
-        return context is not None
+    def set_in(self, module: nn.Module) -> None:
+        """Sets the parameters in a module, unless they are set."""
+        if not any(known is module for known in self._modules):
+            self.enter_context(set_parameters(module, self.w))
+            self._modules.append(module)
 
 
 _fixed: ContextVar[FixedParameters | None] = ContextVar("fixed", default=None)
@@ -141,7 +136,8 @@ class Task:
         if self.train_mode is not None:
             return self.train_mode.logits(self.module, w, x)
         fixed = _fixed.get()
-        if fixed is not None and fixed.w is w and fixed.set_in(self.module):
+        if fixed is not None and fixed.w is w:
+            fixed.set_in(self.module)
             return self.module(x)
         return functional_call(self.module, w, (x,))
 

@@ -3,14 +3,14 @@
 torch may rename or remove them in any release. Each function documents its fallback.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.utils.stateless
 from torch import Tensor, nn
 
 try:
@@ -89,16 +89,58 @@ _hidden_dimension, _level_of, _without_level = (
 )
 
 
-_reparametrize_module: Callable[..., AbstractContextManager[Any]] | None
-_reparametrize_module = getattr(torch.nn.utils.stateless, "_reparametrize_module", None)
+@contextmanager
+def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> Iterator[None]:
+    """Context in which a module has other parameters, as in `torch.func.functional_call`, tied ones included."""
+    places = [(table, key, w[name]) for name, table, key in _places(module) if name in w]
+    before = [table[key] for table, key, _ in places]
+    try:
+        for table, key, tensor in places:
+            table[key] = tensor
+        yield
+    finally:
+        for (table, key, _), tensor in zip(places, before, strict=True):
+            table[key] = tensor
 
 
-def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> AbstractContextManager[Any] | None:
-    """Context in which a module has other parameters, as in `torch.func.functional_call`.
+_known_places: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any], str]]] = WeakKeyDictionary()
 
-    Without the private name it returns None: callers then use `functional_call`.
+
+def _places(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    """Name, dictionary and key of each parameter and buffer of a module; tied ones have the first one's name."""
+    if module not in _known_places:
+        names: dict[Tensor, str] = {}
+        places = []
+        for prefix, part in module.named_modules(remove_duplicate=False):
+            for table in (part._parameters, part._buffers):
+                for key, tensor in table.items():
+                    if tensor is not None:
+                        places.append((names.setdefault(tensor, f"{prefix}.{key}".removeprefix(".")), table, key))
+        _known_places[module] = places
+    return _known_places[module]
+
+
+def gradients(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of a 0-d value; 0 for parameters that it does not depend on.
+
+    torch.autograd.grad examines its arguments for as long as small models compute. Without the private name, it is
+    called.
     """
-    return None if _reparametrize_module is None else _reparametrize_module(module, w, tie_weights=True)
+    if _run_backward is None or value.dim():
+        return list(torch.autograd.grad(value, parameters, materialize_grads=True))
+    found = _run_backward(
+        (value,),
+        (torch.ones_like(value),),
+        False,
+        False,
+        tuple(parameters),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
+
+
+_run_backward: Callable[..., Any] | None = getattr(torch.autograd.graph, "_engine_run_backward", None)
 
 
 GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

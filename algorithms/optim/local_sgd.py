@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, c
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
 from hedgerow.algorithms.core.pytree import add, lerp, sub
 from hedgerow.algorithms.core.task import FixedParameters, Params
-from hedgerow.algorithms.core.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_norm
+from hedgerow.algorithms.core.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_norm, gradients
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.in_place import add_, apart, lerp_, mul_
 from hedgerow.algorithms.optim.newton import newton
@@ -246,20 +246,21 @@ def _in_place(
     adam = Adam() if chosen in ("adam", "adamw") else None
     torchs = chosen.build(params, hp.lr) if isinstance(chosen, TorchOptimizer) else None
     is_changed = torchs is not None or _changes_gradients(hp, linear, proximal)
+    is_fused, decays_before, has_momentum = _fused(hp), _decays_before(hp), enabled(hp.momentum)
     losses = []
     with FixedParameters(w):
         for batch in batches:
             # Needed for a sub-model: the full model may not be narrow.
             value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
             # Parameters that the loss does not depend on get gradient 0.
-            direction = list(torch.autograd.grad(value, params, materialize_grads=True))
+            direction = gradients(value, params)
             losses.append(value.detach())
             with torch.no_grad():
                 if is_changed:
                     direction = apart(direction)
                 if slope is not None:
                     foreach_add_(direction, slope)
-                if centre is not None and not _fused(hp):
+                if centre is not None and not is_fused:
                     # Two additions: the difference would allocate memory in every step.
                     foreach_add_(direction, params, alpha=weight)
                     foreach_add_(direction, centre, alpha=-weight)
@@ -268,9 +269,9 @@ def _in_place(
                     # On the CPU, reading the factor is free and saves a pass over memory.
                     if factor.device.type != "cpu" or factor < 1:
                         foreach_mul_(direction, factor)
-                if _decays_before(hp):
+                if decays_before:
                     foreach_add_(direction, params, alpha=hp.weight_decay)
-                if enabled(hp.momentum):
+                if has_momentum:
                     if momenta is None:
                         momenta = [d.clone() for d in direction]
                     else:
@@ -284,9 +285,9 @@ def _in_place(
                     continue
                 if adam is not None:
                     direction = adam(direction)
-                    if enabled(hp.weight_decay) and not _decays_before(hp):
+                    if enabled(hp.weight_decay) and not decays_before:
                         foreach_add_(direction, params, alpha=hp.weight_decay)
-                if centre is not None and _fused(hp):
+                if centre is not None and is_fused:
                     foreach_lerp_(params, centre, hp.lr * weight)
                 foreach_add_(params, direction, alpha=-hp.lr)
     if memory is not None and momenta is not None:
