@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
+
+from hedgerow.algorithms.core.torch_private import call
 
 Params = dict[str, Tensor]
 
@@ -14,7 +15,7 @@ class StaticBatchNorm2d(nn.Module):
     """Batch normalisation of images (batch, C, H, W) or features (batch, C) without running statistics.
 
     It uses the statistics of the mini-batch, or, at evaluation, the buffers `mean` and `variance`, which are passed
-    through `functional_call`.
+    through `call`.
     """
 
     mean: Tensor
@@ -56,7 +57,7 @@ def statistics(module: nn.Module, w: Params, x: Tensor) -> Params:
     handles = [layer.register_forward_pre_hook(look(name)) for name, layer in layers]
     try:
         with torch.no_grad():
-            functional_call(module, w, (x,))
+            call(module, w, x)
     finally:
         for handle in handles:
             handle.remove()

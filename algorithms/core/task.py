@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hedgerow.algorithms.core.layer_context import TrainMode
 from hedgerow.algorithms.core.measures import Scoring, Targets
 from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
-from hedgerow.algorithms.core.torch_private import set_parameters
+from hedgerow.algorithms.core.torch_private import call, set_parameters
 
 if TYPE_CHECKING:
     from hedgerow.algorithms.core.client_data import Batch
@@ -26,8 +25,7 @@ Params = dict[str, Tensor]
 class FixedParameters(ExitStack):
     """Context in which the parameters of many calls of `Task.logits` are the same tensors, which may change in place.
 
-    They are set in the module at its first call and reset at the end of the context: `functional_call` would do both in
-    every call.
+    They are set in the module at its first call and reset at the end of the context; `call` does both in every call.
     """
 
     def __init__(self, w: Params):
@@ -139,7 +137,7 @@ class Task:
         if fixed is not None and fixed.w is w:
             fixed.set_in(self.module)
             return self.module(x)
-        return functional_call(self.module, w, (x,))
+        return call(self.module, w, x)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Predictions for outputs of the model: probabilities of classes, tokens or labels; numbers as they are."""
@@ -150,7 +148,7 @@ class Task:
     def teacher_logits(self, x: Tensor) -> Tensor:
         """Logits (samples, classes) of the teacher for prepared samples."""
         assert self.teacher is not None
-        return functional_call(self.teacher, with_frozen(self.teacher, {}), (x,))
+        return call(self.teacher, with_frozen(self.teacher, {}), x)
 
     def loss(self, w: Params, batch: "Batch") -> Tensor:
         """Mean loss over the real samples of a batch; a 0-d tensor."""

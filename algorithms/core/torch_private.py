@@ -103,6 +103,16 @@ def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> Iterator[None]:
             table[key] = tensor
 
 
+def call(module: nn.Module, w: dict[str, Tensor], *inputs: Any, **options: Any) -> Any:
+    """Calls a module with other parameters: same as `torch.func.functional_call`, which looks for tied parameters each
+    time, and takes longer than a small model.
+    """
+    if torch.compiler.is_compiling():
+        return torch.func.functional_call(module, w, inputs, options)
+    with set_parameters(module, w):
+        return module(*inputs, **options)
+
+
 _known_places: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any], str]]] = WeakKeyDictionary()
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import mean_over
+from hedgerow.algorithms.core.torch_private import call
 from hedgerow.algorithms.distillation.feature_matching import Matching
 from hedgerow.algorithms.distillation.student import Lesson
 from hedgerow.algorithms.nn.feature_maps import is_rectified
@@ -40,7 +40,7 @@ class FitNet(Matching):
 
         def loss(student: Tree, aids: Tree) -> Tensor:
             features = extract_features(self.task, student["w"], batch.x)
-            regressed = functional_call(self.bridge, student["bridge"], (features.maps[stage],))
+            regressed = call(self.bridge, student["bridge"], features.maps[stage])
             distance = mean_over((regressed - teacher.maps[stage]).square().flatten(1).mean(1), batch)
             return self.outputs(hp, features, teacher, batch) + hp.hint_weight * distance
 

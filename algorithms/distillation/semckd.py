@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import mean_over
+from hedgerow.algorithms.core.torch_private import call
 from hedgerow.algorithms.distillation.feature_matching import Matching
 from hedgerow.algorithms.distillation.student import Lesson
 from hedgerow.algorithms.nn.feature_maps import convolution, match_resolution
@@ -35,7 +35,7 @@ class SemCKD(Matching):
 
         def loss(student: Tree, aids: Tree) -> Tensor:
             features = extract_features(self.task, student["w"], batch.x)
-            distance = functional_call(self.bridge, student["bridge"], (features.maps, teacher.maps))
+            distance = call(self.bridge, student["bridge"], features.maps, teacher.maps)
             return self.outputs(hp, features, teacher, batch) + hp.match_weight * mean_over(distance, batch)
 
         return loss

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.func import functional_call
 
 from hedgerow.algorithms.aggregators.masked_mean import masked_mean
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
@@ -15,6 +14,7 @@ from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
+from hedgerow.algorithms.core.torch_private import call
 from hedgerow.algorithms.nn.submodel import named
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 
@@ -128,7 +128,7 @@ class TwoExits(Algorithm):
 
     def logits(self, w: Params, x: Tensor, exits: str) -> Any:
         """Logits of the "early" or the "late" exit, or of "both" as a pair."""
-        return functional_call(self.task.module, w, (x,), {"exits": exits})
+        return call(self.task.module, w, x, exits=exits)
 
     def loss(self, w: Params, batch: Batch, exits: str) -> Tensor:
         return self.task.criterion(self.logits(w, batch.x, exits), batch)

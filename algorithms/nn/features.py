@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.task import Params, Task, with_frozen
-from hedgerow.algorithms.core.torch_private import submodules
+from hedgerow.algorithms.core.torch_private import call, submodules
 
 
 class Features(NamedTuple):
@@ -30,7 +29,7 @@ def extract_features(task: Task, w: Params, x: Tensor) -> Features:
     negative.
     """
     if getattr(task.module, "shows_inside", False):
-        return Features(*functional_call(task.module, w, (x,), {"inside": True}))
+        return Features(*call(task.module, w, x, inside=True))
     last = head(task.module)
     if last is None:
         logits = task.logits(w, x)
@@ -58,11 +57,11 @@ def shapes(task: Task) -> Features:
 def embedded(module: nn.Module, w: Params, x: Tensor, layer: str) -> Tensor:
     """Returns a model's output on prepared samples, or its features, which are the inputs of its last layer."""
     if layer == "output":
-        return functional_call(module, w, (x,))
+        return call(module, w, x)
     assert isinstance(module, nn.Sequential)
     # module[:-1] would call the constructor of a subclass.
     body = nn.Sequential(OrderedDict(submodules(module)[:-1]))
-    return functional_call(body, {name: w[name] for name, _ in body.named_parameters() if name in w}, (x,))
+    return call(body, w, x)
 
 
 def head(module: nn.Module) -> nn.Linear | None:

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.measures import cross_entropies
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Params, mean_over
+from hedgerow.algorithms.core.torch_private import call
 from hedgerow.algorithms.nn.features import Features
 
 TINY = 1e-12
@@ -66,7 +66,7 @@ def guide_network(
 def excuses(guide: nn.Module, w: Params, teacher: Features) -> Tensor:
     """Returns g (samples,), computed from the teacher's features and logits of the samples."""
     inputs = torch.cat([teacher.features, teacher.logits], -1)
-    return functional_call(guide, w, (inputs,))[:, 0].sigmoid()
+    return call(guide, w, inputs)[:, 0].sigmoid()
 
 
 def distance(

@@ -1,11 +1,14 @@
 """`FixedParameters` sets parameters in a module once, with the outputs of `functional_call` in every call."""
 
+import pytest
 import torch
 from helpers import blobs, small_task
+from torch import nn
 from torch.func import functional_call
 
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.core.task import FixedParameters
+from hedgerow.algorithms.core.torch_private import call, gradients
 
 
 def test_outputs_are_those_of_functional_call_with_any_parameters_and_the_module_is_restored():
@@ -27,3 +30,38 @@ def test_outputs_are_those_of_functional_call_with_any_parameters_and_the_module
         assert torch.equal(task.logits(w, x), at_other)
     assert all(p is own[name] for name, p in task.module.named_parameters())
     assert not torch.equal(task.logits(task.init(), x), at_other)
+
+
+class Shared(nn.Module):
+    """The layers a and b share a weight, and c is a."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight, self.c = self.a.weight, self.a
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+def test_shared_parameters_and_layers_are_set_everywhere_and_restored_after_an_error_too():
+    module, x = Shared(), torch.randn(3, 4)
+    own = dict(module.named_parameters())
+    assert list(own) == ["a.weight", "a.bias", "b.bias"]
+    w = {name: torch.randn_like(p) for name, p in own.items()}
+    layer = lambda name, x: x @ w["a.weight"].T + w[f"{name}.bias"]  # noqa: E731
+    torch.testing.assert_close(call(module, w, x), layer("a", layer("b", layer("a", x))))
+    assert all(p is own[name] for name, p in module.named_parameters())
+    with pytest.raises(RuntimeError, match="shapes"):
+        call(module, {"a.weight": torch.zeros(3, 3)}, x)
+    assert all(p is own[name] for name, p in module.named_parameters())
+
+
+def test_gradients_are_those_of_autograd():
+    a, b, unused = (torch.randn(3, requires_grad=True) for _ in range(3))
+    value = (a * b).sum()
+    expected = torch.autograd.grad(value, [a, b], retain_graph=True)
+    found = gradients((a * b).sum(), [a, b, unused])
+    assert all(torch.equal(one, other) for one, other in zip(found, [*expected, torch.zeros(3)], strict=True))
+    with pytest.raises(RuntimeError, match="scalar"):
+        gradients(a * b, [a])
