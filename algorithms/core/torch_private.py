@@ -80,6 +80,13 @@ def batched_memory(tensor: Tensor) -> tuple[Tensor, list[int]]:
     return memory, [*levels, _level_of(tensor)]
 
 
+def is_batched(value: Any) -> bool:
+    """Whether a value is a tensor with a dimension that vmap hides; without the name: whether it is a tensor."""
+    if not isinstance(value, Tensor):
+        return False
+    return _hidden_dimension is None or _hidden_dimension(value) >= 0
+
+
 _hidden_dimension: Any
 _level_of: Any
 _without_level: Any

@@ -21,6 +21,7 @@ from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.algorithms.core.torch_private import is_batched
 from hedgerow.algorithms.heterogeneous.capacities import (
     CAPACITIES,
     ByLayers,
@@ -242,9 +243,21 @@ def largest(scores: Tensor, ones: Any) -> Tensor:
 
     ones: a number, or 0-d tensor. Scores of weights that may be chosen are at least 0; others are negative.
     """
-    order = scores.argsort(dim=-1, descending=True, stable=True)
-    first = (torch.arange(scores.shape[-1], device=scores.device) < ones).to(scores.dtype)
-    return torch.zeros_like(scores).scatter(-1, order, first.expand(scores.shape))
+    n = scores.shape[-1]
+    if torch.compiler.is_compiling() or is_batched(ones):
+        # Clients have different numbers.
+        order = scores.argsort(dim=-1, descending=True, stable=True)
+        first = (torch.arange(n, device=scores.device) < ones).to(scores.dtype)
+        return torch.zeros_like(scores).scatter(-1, order, first.expand(scores.shape))
+    number = min(n, ceil(ones))
+    if number <= 0:
+        return torch.zeros_like(scores)
+    # Several times faster than sorting.
+    threshold = scores.kthvalue(n - number + 1, dim=-1, keepdim=True).values
+    # NaN counts as large, so that a client that diverges still sends it.
+    above, tied = ~(scores <= threshold), scores == threshold
+    rest = number - above.sum(-1, keepdim=True)
+    return (above | (tied & (tied.cumsum(-1) <= rest))).to(scores.dtype)
 
 
 def largest_of(w: Params, ones: Mapping[str, Any], among: Params | None = None) -> Params:

@@ -18,7 +18,7 @@ from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.data.mapped_arrays import cache_folder
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
 
-FORMAT = 6
+FORMAT = 7
 """Version of cached answers; answers of another version are ignored."""
 
 MEASURED_STEPS = 2

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
+from torch.func import vmap
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.algorithm import Aggregate
@@ -235,6 +236,21 @@ def test_the_share_that_goes_and_comes_falls_by_a_cosine():
     assert [one.turnover(round) for round in (4, 5, 10, 20, 25)] == pytest.approx(
         [0, 0.2 * (1 + 2**-0.5), 0.2, 0, 0], abs=1e-12
     )
+
+
+def test_the_largest_are_those_of_a_stable_sort():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        clients, n = (int(torch.randint(1, most, (1,), generator=generator)) for most in (4, 30))
+        # Few values, with many ties.
+        scores = torch.randint(-1, 5, (clients, n), generator=generator).float()
+        ones = torch.randint(0, n + 3, (), generator=generator)
+        order = scores.argsort(dim=-1, descending=True, stable=True)
+        expected = torch.zeros_like(scores).scatter(-1, order, (torch.arange(n) < ones).float().expand(scores.shape))
+        assert torch.equal(largest(scores, ones), expected)
+        assert torch.equal(largest(scores, int(ones)), expected)
+        assert torch.equal(vmap(lambda row, ones=ones: largest(row, ones))(scores), expected)
+        assert torch.equal(vmap(largest)(scores, ones.expand(clients)), expected)
 
 
 def test_of_equal_scores_the_first_are_largest():
