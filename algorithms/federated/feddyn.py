@@ -45,12 +45,15 @@ class FedDyn(Algorithm):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         centre = self.centre(hp, down, state)
         w, loss = minimize(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.alpha, centre))
-        return {"w": w}, self.remember(hp, down, {"w": w}, state), {"loss": loss, MODEL: w}
+        return {"w": w}, self.gradient(hp, centre, w), {"loss": loss, MODEL: w}
 
     def centre(self, hp: Any, down: Tree, state: Tree) -> Tree:
         """Centre of the proximal term: -<g, w> + alpha/2 ||w - w_server||^2 = alpha/2 ||w - centre||^2 + a constant."""
         return add(down["w"], state["g"], 1 / hp.alpha)
 
     def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
-        """Updates g: at the minimum, the gradient of the loss is g - alpha (w - w_server) = alpha (centre - w)."""
-        return {"g": scale(sub(self.centre(hp, down, state), sent["w"]), hp.alpha)}
+        return self.gradient(hp, self.centre(hp, down, state), sent["w"])
+
+    def gradient(self, hp: Any, centre: Tree, w: Tree) -> Tree:
+        """New g: at the minimum, the gradient of the loss is g - alpha (w - w_server) = alpha (centre - w)."""
+        return {"g": scale(sub(centre, w), hp.alpha)}
