@@ -34,14 +34,21 @@ def materialize(module: nn.Module, name: str, shape: tuple[int, ...], is_tokens:
 
 
 def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> Tensor:
-    """Output of a module; UserError if it fails."""
+    """Output of a module; UserError if it fails, or changes the samples, which other models may also read."""
+    before = samples.clone()
     try:
         with torch.no_grad():
-            return module(samples)
+            output = module(samples)
     except Exception as error:
         raise UserError(
             f"task.model: {name} fails on {_described(samples)} ({one_line(error)}); fix its forward"
         ) from error
+    if not torch.equal(samples, before):
+        raise UserError(
+            f"task.model: {name} changes its input in place, and other models may read the same samples; let its first "
+            "layer return a new tensor, such as nn.ReLU(inplace=False)"
+        )
+    return output
 
 
 def _described(samples: Tensor) -> str:
@@ -139,7 +146,7 @@ def _samples(number: int, shape: tuple[int, ...], is_tokens: bool) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if is_tokens:
         return torch.zeros(number, *shape, dtype=torch.long)
-    return torch.rand(number, *shape, generator=generator)
+    return 2 * torch.rand(number, *shape, generator=generator) - 1
 
 
 def _tracked(module: nn.Module) -> set[str]:

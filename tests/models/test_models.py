@@ -69,6 +69,10 @@ class Pair(nn.Module):
     def forward(self, x):
         return x, x
 
+class Changing(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.ReLU(inplace=True), nn.Linear(6, 3))
+
 def make():
     return Net(2)
 """
@@ -319,6 +323,7 @@ def test_recurrent_layers_of_the_users_take_turns(own):
         ("{own}.Net", {"width": 2, "classes": 4}, "task.model: {own}.Net returns (2, 4) for a batch of shape (2, 6)"),
         ("{own}.Pair", {}, "task.model: {own}.Pair returns tuple for a batch of shape (2, 6); logits of shape (2, 3)"),
         ("{own}.Reader", {}, "task.model: {own}.Reader fails on a batch of shape (2, 6)"),
+        ("{own}.Changing", {}, "task.model: {own}.Changing changes its input in place, and other models may read"),
     ],
 )
 def test_mistakes_with_a_model_of_the_users(own, path, args, sentence):
