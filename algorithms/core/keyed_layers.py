@@ -36,6 +36,7 @@ class KeyedFunctions(TorchFunctionMode):
     def __init__(self, key: tuple[Any, Any] | None, mask: Tensor | None, is_unknown: bool, in_batch: bool):
         super().__init__()
         self.key, self.mask, self.is_unknown, self.in_batch = key, mask, is_unknown, in_batch
+        self._replaced = _NORMS if key is None else _ALL
         self.is_random = self.uses_batches = False
         """Whether random numbers, or statistics of the mini-batch, were used."""
         self.updates: dict[int, Tensor] = {}
@@ -47,7 +48,7 @@ class KeyedFunctions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            name = _NORMS.get(func) or (_RANDOM.get(func) if self.key is not None else None)
+            name = self._replaced.get(func)
         except TypeError:  # not hashable
             name = None
         if name is not None:
@@ -269,6 +270,8 @@ _RANDOM: dict[Any, str] = {
     torch.empty: "_empty",
 }
 """Function of torch -> method that replaces it."""
+
+_ALL = _NORMS | _RANDOM
 
 _IN_PLACE: set[Callable[..., Any]] = {
     torch.dropout_,

@@ -16,13 +16,12 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
 from hedgerow.algorithms.core.keyed_random import derived
-from hedgerow.algorithms.core.torch_private import is_transformed, without_levels
+from hedgerow.algorithms.core.torch_private import call, is_transformed, set_parameters, without_levels
 
 BufferPolicy = Literal["average", "local", "ignore"]
 """Running statistics: averaged by the server, client state, or not kept (see `CustomModel.buffers`)."""
@@ -161,13 +160,15 @@ class LayerContext:
             has_statistics = self.mode.policy == "average" or self.buffers or any(n in w for n in self.mode.buffers)
             replaces = not has_statistics or is_transformed()
             with KeyedFunctions(None, mask, is_unknown, not has_statistics) if replaces else nullcontext():
-                return functional_call(module, {**self.buffers, **w}, (x,))
+                return call(module, {**self.buffers, **w}, x)
         # Buffers that are not kept change, too, and are then dropped.
         before = {name: module.get_buffer(name).detach() for name in self.mode.buffers} | self.buffers
         given = {name: value.clone() for name, value in before.items()}
         values = {**w, **given}
-        with self._seeded(x.device), KeyedFunctions(self._next_key(), mask, is_unknown, False) as functions:
-            output = functional_call(self.mode.module, values, (x,))
+        own, functions = self.mode.module, KeyedFunctions(self._next_key(), mask, is_unknown, False)
+        with self._seeded(x.device), functions, set_parameters(own, values):
+            output = own(x)
+            values |= {name: own.get_buffer(name) for name in self.buffers}
         self.is_random |= functions.is_random
         self.uses_batches |= functions.uses_batches
         for name in self.buffers:
