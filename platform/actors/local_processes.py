@@ -402,11 +402,12 @@ class LocalExecutor(Executor):
             self.processes[rank].close()
             self.processes[rank] = LocalProcess()
         lost_again = self._begin(lost)
+        self._replaced(lost)
         for error in errors:
             if not isinstance(error, ChunkTooLarge):
                 raise error
-        if lost_again or (lost and not again):
-            # Before a chunk that is too large: the round must begin anew with the states of the last checkpoint.
+        if lost_again or (lost and not (again and self.restore_states())):
+            # Before a chunk that is too large: the states of the new process have to be restored.
             raise WorkerLost(f"process {(lost_again or lost)[0]} of this run ended")
         if errors:
             raise errors[0]
