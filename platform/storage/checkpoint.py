@@ -147,10 +147,10 @@ def write_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     sync(folder.parent)
-    if target == folder and (file := os.environ.get(SAVED)):
+    if target == folder and (saved := os.environ.get(SAVED)):
         # A node may not have its folder.
         with suppress(OSError):
-            Path(file).touch()
+            Path(saved).touch()
     _intact[target] = _stamps(target)
     return target
 
