@@ -282,8 +282,6 @@ def local_coordinator(
     here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
     shards = num_shards or count_actors(resources, cohort, here)
     workers = max(1, min(shards, actors_that_fit(resources, here)))
-    if sentence := resources.unused_gpus(torch.cuda.device_count()):
-        print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
     executor = LocalExecutor([experiment], dataset, partition, workers, shards, notify)
     try:
         coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
