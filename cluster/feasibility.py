@@ -51,7 +51,8 @@ def estimate_memory(
     """Estimate the memory that an experiment is known to need."""
     resources = experiment.resources
     state = sum(leaf.nbytes for leaf in leaves(algorithm.init_client()))
-    states = min(state * -(-len(partition) // actors), 1e6 * resources.state_memory_mb)
+    clients, memory = state * -(-len(partition) // actors), 1e6 * resources.state_memory_mb
+    states = min(clients, memory) + (min(clients, memory / 4) if actors > 1 else 0)
     values = [*vars(dataset).values(), *vars(partition).values()]
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     data = [array for array in arrays if nodes > 1 or shared_file(array) is None]

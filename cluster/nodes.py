@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from pydantic import Field, ValidationError
 
-from hedgerow.platform.actors.actor_room import local_resources, memory_of
-from hedgerow.platform.actors.session import mig_slices
+from hedgerow.platform.actors.actor_room import local_gpus, local_resources, memory_of
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.validation_errors import explain
@@ -154,7 +152,7 @@ def _group(part: str, text: str) -> dict[str, Any]:
 
 def local_node() -> Node:
     """This machine, with the resources that Ray would detect if a run started it."""
-    return Node("this machine", {"GPU": float(mig_slices() or torch.cuda.device_count()), **local_resources()})
+    return Node("this machine", {"GPU": float(local_gpus()), **local_resources()})
 
 
 def cluster_nodes() -> list[Node]:

@@ -35,6 +35,11 @@ stop() {
 }
 trap stop USR1 TERM
 
+# Hedgerow creates the first file when it saves a round. The second one is there if the start before saved none.
+export HEDGEROW_SAVED=$(pwd)/.slurm-$SLURM_JOB_ID.saved
+idle=${HEDGEROW_SAVED%.saved}.idle
+rm -f "$HEDGEROW_SAVED"
+
 source "${HEDGEROW_ENV:-.venv}/bin/activate"
 # Other users of the network can reach the nodes: all processes of Ray show a token, from the common home folder.
 export RAY_AUTH_MODE=token
@@ -122,6 +127,8 @@ if ((code > 128)); then
     # The signal may have come when the command had just ended.
     wait "$command" && code=0 || { ended=$?; ((ended == 127)) || code=$ended; }
 fi
+# After TERM while it connects, Ray exits with the number of the signal.
+[[ -z $stopping || $code != 15 ]] || code=143
 
 kill -USR2 "$ray" 2>/dev/null || true
 for _ in {1..30}; do
@@ -132,9 +139,19 @@ done
 # 143: the command was stopped. A job that still runs then was neither cancelled nor requeued by Slurm itself.
 state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2>/dev/null) || true
 if [[ -n $stopping && $code == 143 && $state == RUNNING ]]; then
+    if [[ -e $HEDGEROW_SAVED ]]; then
+        rm -f "$idle"
+    elif [[ -e $idle ]]; then
+        echo "slurm.sh: the job is not requeued, since two starts in a row saved no new round; raise --time" >&2
+        rm -f "$idle"
+        exit 1
+    else
+        touch "$idle"
+    fi
     echo "slurm.sh: $(date '+%F %T'): the job is requeued"
     scontrol requeue "$SLURM_JOB_ID"
     # Slurm ends the script here.
     sleep 60
 fi
+rm -f "$HEDGEROW_SAVED" "$idle"
 exit "$code"

@@ -1,5 +1,7 @@
 """Room for client actors on the nodes of a cluster or on this machine, from the resources of the nodes."""
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 
 from joblib import cpu_count
@@ -97,6 +99,31 @@ def memory_of(total: float) -> dict[str, float]:
     """Split of a node's memory (bytes): the part that processes may reserve, and the object store."""
     store = min(STORE_SHARE * total, STORE_MOST)
     return {"memory": total - store, "object_store_memory": store}
+
+
+def mig_slices() -> int | None:
+    """Number of MIG slices in CUDA_VISIBLE_DEVICES; None without any. Ray by itself counts GPUs, not slices."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return len(names) if all(name.startswith("MIG-") for name in names) else None
+
+
+def local_gpus() -> int:
+    """Number of GPUs of this machine, or of their MIG slices."""
+    # Commands that only talk to a cluster need no torch, whose import takes a second.
+    import torch
+
+    return mig_slices() or torch.cuda.device_count()
+
+
+def say_unused_gpus(resources: Resources, gpus: float) -> None:
+    """Print one line if the nodes have GPUs that the clients do not use. gpus: number of GPUs of the nodes."""
+    if sentence := resources.unused_gpus(gpus):
+        say(sentence)
+
+
+def say(sentence: str) -> None:
+    """Print a sentence for the user on standard error."""
+    print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
 
 
 def local_resources() -> dict[str, float]:

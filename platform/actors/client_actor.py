@@ -215,6 +215,12 @@ class RayExecutor(Executor):
     def _call(self, worker: int, method: str, *arguments: Any) -> Any:
         return getattr(self.actors[worker], method).remote(*arguments)
 
+    def _results(self, method: str, arguments: dict[int, tuple]) -> dict[int, Any]:
+        calls = {rank: self._call(rank, method, *mine) for rank, mine in arguments.items()}
+        # An actor that answers a later call has the result in the object store, which outlives it.
+        self._all({rank: self._call(rank, "ready") for rank in calls})
+        return calls
+
     def _sum_up(self, totals: list[Any], scale: float) -> Tree:
         """Large sums on several nodes are added up in a tree of the actors; the coordinator receives only the result.
 
@@ -268,7 +274,7 @@ class RayExecutor(Executor):
             if isinstance(first, RayActorError) and first.actor_init_failed and (broken := self.broken_nodes()):
                 raise BrokenNodesError(broken) from first
             self._replace_dead()
-            if again is None or silent:
+            if again is None or silent or not self.restore_states():
                 reason = f"{', '.join(silent)} silent for too long (resources.actor_timeout)" if silent else str(first)
                 raise WorkerLost(reason) from first
             repeated = {rank: again(rank) for rank in lost}
@@ -309,13 +315,15 @@ class RayExecutor(Executor):
         return [watch.who for watch in watches.values() if watch.killed]
 
     def _replace_dead(self) -> None:
-        calls = self._each("ready")
+        calls, dead = self._each("ready"), []
         self._wait(calls)
         for rank, call in calls.items():
             try:
                 ray.get(call)
             except LOST:
                 self.actors[rank] = self._spawn(rank)
+                dead.append(rank)
+        self._replaced(dead)
 
     def _spawn(self, rank: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[rank])

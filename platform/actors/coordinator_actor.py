@@ -17,12 +17,26 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.actor_pool import ActorGroup, acquire, freed_by_idle, release, start_group
-from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, least_actors, local_resources
+from hedgerow.platform.actors.actor_room import (
+    actors_that_fit,
+    count_actors,
+    least_actors,
+    local_gpus,
+    local_resources,
+    say_unused_gpus,
+)
 from hedgerow.platform.actors.client_actor import LOST, ActorSpec, BrokenNodesError, RayExecutor, end_if_broken
 from hedgerow.platform.actors.nodes_of_run import LostNodes, Nodes, NodesOfRun
-from hedgerow.platform.actors.placement import PATIENCE, say_unused_gpus, wait_for_nodes
+from hedgerow.platform.actors.placement import PATIENCE, wait_for_nodes
 from hedgerow.platform.actors.ray_health import RayHealth
-from hedgerow.platform.actors.session import DeferredStart, lasting_nodes, node_resources, ray_starting, starts_here
+from hedgerow.platform.actors.session import (
+    DeferredStart,
+    gpus_of_nodes,
+    lasting_nodes,
+    node_resources,
+    ray_starting,
+    starts_here,
+)
 from hedgerow.platform.actors.shared_data import opened, share
 from hedgerow.platform.actors.silence import Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.common.errors import RayLost
@@ -291,7 +305,6 @@ class CoordinatorHandle:
         self._ready.result()
         if not self._is_needed:
             return
-        say_unused_gpus(self.resources)
         self.health = RayHealth(self.checkpoints.parent, self.claim, self._works_without_ray)
         with ExitStack() as begun:
             # Without this, the thread of `health` would later treat any end of this Ray as the loss of a run.
@@ -486,12 +499,14 @@ def coordinator_on_ray(
         here = resources.executor == "auto" and not resources.gpus_per_actor and starts_here(address)
         local = None
         if here and not ready.done():
+            say_unused_gpus(resources, local_gpus())
             shards = count_actors(resources, cohort, [local_resources()])
             executor = inline_executor([experiment], dataset, partition, shards)
             local = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
         else:
             ready.result()
             wait_for_nodes(resources, least_actors(resources))
+            say_unused_gpus(resources, gpus_of_nodes())
             shards = count_actors(resources, cohort, node_resources())
         least = resources.min_actors or shards
         run = experiment, dataset, partition, checkpoints, shards, least, notify, claim, ready, local

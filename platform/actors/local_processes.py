@@ -282,8 +282,6 @@ def local_coordinator(
     here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
     shards = num_shards or count_actors(resources, cohort, here)
     workers = max(1, min(shards, actors_that_fit(resources, here)))
-    if sentence := resources.unused_gpus(torch.cuda.device_count()):
-        print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
     executor = LocalExecutor([experiment], dataset, partition, workers, shards, notify)
     try:
         coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
@@ -402,11 +400,12 @@ class LocalExecutor(Executor):
             self.processes[rank].close()
             self.processes[rank] = LocalProcess()
         lost_again = self._begin(lost)
+        self._replaced(lost)
         for error in errors:
             if not isinstance(error, ChunkTooLarge):
                 raise error
-        if lost_again or (lost and not again):
-            # Before a chunk that is too large: the round must begin anew with the states of the last checkpoint.
+        if lost_again or (lost and not (again and self.restore_states())):
+            # Before a chunk that is too large: the states of the new process have to be restored.
             raise WorkerLost(f"process {(lost_again or lost)[0]} of this run ended")
         if errors:
             raise errors[0]

@@ -1,7 +1,6 @@
 """Placement of client actors on the nodes of a cluster, and the reservation of their resources."""
 
 import math
-import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, reserved_memory, shares_of_a_gpu
+from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, reserved_memory, say, shares_of_a_gpu
 from hedgerow.platform.actors.session import node_resources, on_cluster
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
@@ -39,7 +38,7 @@ def wait_for_nodes(resources: Resources, actors: int) -> None:
     if not seconds or actors_that_fit(resources, node_resources()) >= actors:
         return
     what = f"nodes with room for {actors} client actor{'s' * (actors > 1)}"
-    _say(f"waiting for {what}, up to {seconds:g} s (resources.wait)")
+    say(f"waiting for {what}, up to {seconds:g} s (resources.wait)")
     group = placement_group(bundles(resources, actors), strategy=strategy(resources))
     try:
         while actors_that_fit(resources, nodes := node_resources()) < actors:
@@ -48,24 +47,12 @@ def wait_for_nodes(resources: Resources, actors: int) -> None:
                 return
             if now > said + REMINDER:
                 said = now
-                _say(
-                    f"still waiting for {what}: room for {actors_that_fit(resources, nodes)} after {now - begun:.0f} s"
-                )
+                say(f"still waiting for {what}: room for {actors_that_fit(resources, nodes)} after {now - begun:.0f} s")
             group.wait(min(1.0, seconds))
-        _say(f"the nodes are there after {time.monotonic() - begun:.0f} s")
+        say(f"the nodes are there after {time.monotonic() - begun:.0f} s")
     finally:
         if ray.is_initialized():
             remove_placement_group(group)
-
-
-def say_unused_gpus(resources: Resources) -> None:
-    """Print one line if the cluster has GPUs that the clients do not use."""
-    if sentence := resources.unused_gpus(sum(node.get("GPU", 0) for node in node_resources())):
-        _say(sentence)
-
-
-def _say(sentence: str) -> None:
-    print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
 
 
 def bundles(resources: Resources, actors: int) -> list[dict[str, float]]:
@@ -129,7 +116,7 @@ def reserved(
     group = placement_group(wanted, strategy=strategy(resources), bundle_label_selector=elsewhere)
     try:
         if not group.wait(min(patience, SILENTLY)):
-            _say(f"waiting for {_amounts(resources, actors)}, which others use, up to {patience:g} s")
+            say(f"waiting for {_amounts(resources, actors)}, which others use, up to {patience:g} s")
         if not group.wait(max(0.0, patience - SILENTLY)):
             free = ray.available_resources()
             raise UserError(

@@ -14,7 +14,7 @@ import ray
 from joblib import cpu_count
 from ray.exceptions import AuthenticationError
 
-from hedgerow.platform.actors.actor_room import local_resources
+from hedgerow.platform.actors.actor_room import local_resources, mig_slices
 from hedgerow.platform.actors.cluster_probe import trouble_at
 from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
@@ -242,15 +242,14 @@ _get_handler.argtypes, _get_handler.restype = [ctypes.c_int], ctypes.c_void_p
 _set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 
 
-def mig_slices() -> int | None:
-    """Number of MIG slices in CUDA_VISIBLE_DEVICES; None without any. Ray by itself counts GPUs, not slices."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return len(names) if all(name.startswith("MIG-") for name in names) else None
-
-
 def node_resources() -> list[dict[str, float]]:
     """Resources of each node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def gpus_of_nodes() -> float:
+    """Number of GPUs of the cluster."""
+    return sum(node.get("GPU", 0) for node in node_resources())
 
 
 def lasting_nodes() -> dict[str, dict[str, float]]:

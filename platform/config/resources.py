@@ -103,7 +103,8 @@ class Resources(Section):
         1000,
         ge=0,
         le=1e12,
-        description="megabytes of client states that each actor holds in memory; the others are stored in a file",
+        description="megabytes of client states that each actor holds in memory, and a quarter of it for copies of "
+        "another actor's; the others are stored in a file",
     )
     state_folder: str | None = Field(
         None, description="folder of the file with client states, on each node's own disk; null: TMPDIR, else /var/tmp"

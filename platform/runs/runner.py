@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from hedgerow.platform.actors.actor_room import local_gpus, say_unused_gpus
 from hedgerow.platform.actors.local_processes import local_coordinator, runs_here
 from hedgerow.platform.common.errors import Interrupted, RayLost, UserError
 from hedgerow.platform.common.memory import is_exhausted
@@ -193,7 +194,10 @@ def open_coordinator(
     sentences for the user about events during the run. claim: see Coordinator.
     """
     resources = experiment.resources
-    if runs_here(experiment, address):
+    here = runs_here(experiment, address)
+    if here or resources.executor == "inline":
+        say_unused_gpus(resources, local_gpus())
+    if here:
         with local_coordinator(experiment, dataset, partition, checkpoints, num_shards, notify, claim) as coordinator:
             yield coordinator
         return

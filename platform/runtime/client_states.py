@@ -21,7 +21,7 @@ class ClientStates:
 
     States that a step returns stay pending until the coordinator commits the round, so a round can be replayed. A
     committed state is one record of bytes; `memory` bytes of records are held in memory, the others in a file in
-    `folder`.
+    `folder`. Copies of another worker's records are stored in the same way, in a quarter of this memory.
     """
 
     def __init__(self, initial: Tree, clients: int, memory: int = 2**30, folder: str | None = None):
@@ -30,8 +30,12 @@ class ClientStates:
         self.width = sum(_aligned(leaf.nbytes) for leaf in leaves(initial))
         first = self._pack(tree_map(lambda leaf: leaf[None], initial), 1)
         self.committed = Rows(first[0], clients, memory, folder)
+        self.copies = Rows(first[0], clients, memory // 4, folder)
+        self.copied_since = 0
         self.pending: dict[int, tuple[Tree, int]] = {}
         """Client id -> (stacked states, row of the client). Stacks without references are freed."""
+        self.packed: tuple[np.ndarray, np.ndarray] | None = None
+        """Clients of the pending states and their records, once these have been copied."""
         self.lent: dict[int, tuple[Tree, int]] = {}
         """Final states of clients of other workers, for the round `lent_for`."""
         self.lent_for = 0
@@ -42,7 +46,7 @@ class ClientStates:
         if self.round != round or number == 0:
             if self.round <= committed:
                 self.commit()
-            self.pending = {}
+            self.pending, self.packed = {}, None
         if self.lent_for != round:
             self.lent = {}
         self.round = round
@@ -52,6 +56,10 @@ class ClientStates:
 
         Raises ValueError when a state does not have the shapes and types of the initial one.
         """
+        if self.packed:
+            self.committed.write(*self.packed)
+            self.pending, self.packed = {}, None
+            return
         clients = np.array(list(self.pending), dtype=np.int64)
         for stack, positions, rows in self._by_stack(clients) if self.initial else ():
             assert stack is not None
@@ -101,6 +109,33 @@ class ClientStates:
         """Hold the new states (leaves with a leading client dimension) as pending; they must not change any more."""
         self.pending |= {client: (states, row) for row, client in enumerate(clients.tolist())}
 
+    def changes(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Clients with new states of a round, which is complete, and their records."""
+        clients = np.array(list(self.pending) if self.round == round else [], dtype=np.int64)
+        records = np.empty((len(clients), self.width), np.uint8)
+        for stack, positions, rows in self._by_stack(clients):
+            assert stack is not None
+            state = {name: stack[name] for name in self.initial}
+            records[positions] = self._pack(tree_map(lambda leaf, rows=rows: _take(leaf, rows), state), len(rows))
+        if len(clients):
+            self.packed = clients, records
+        return clients, records
+
+    def keep_copies(self, since: int, clients: np.ndarray, records: np.ndarray) -> None:
+        """Store records of another worker's clients. since: round of the checkpoint that they continue."""
+        if since != self.copied_since:
+            self.copies.clear()
+            self.copied_since = since
+        self.copies.write(clients, records)
+
+    def copied(self, since: int, number: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Part `number` of the copies since a checkpoint, of about `SHARD` bytes; None after the last one."""
+        if since != self.copied_since or not len(clients := self._part(self.copies, number)):
+            return None
+        records = np.empty((len(clients), self.width), np.uint8)
+        self.copies.read(clients, records)
+        return clients, records
+
     def shards(self) -> Iterator[tuple[np.ndarray, Tree]]:
         """Final states, in parts of about `SHARD` bytes: ids (n,), and a tree with n rows, on the CPU."""
         number = 0
@@ -110,8 +145,7 @@ class ClientStates:
 
     def shard(self, number: int) -> tuple[np.ndarray, Tree] | None:
         """Part `number` of `shards`; None after the last one."""
-        step = max(1, SHARD // max(self.width, 1))
-        ids = self.committed.written()[number * step : (number + 1) * step]
+        ids = self._part(self.committed, number)
         return (ids, self._final(ids, torch.device("cpu"))) if len(ids) else None
 
     def load(self, clients: np.ndarray, states: Tree) -> None:
@@ -125,8 +159,13 @@ class ClientStates:
 
     def clear(self) -> None:
         """Return every client to its initial state."""
-        self.round, self.pending, self.lent, self.lent_for = 0, {}, {}, 0
+        self.round, self.pending, self.packed, self.lent, self.lent_for = 0, {}, None, {}, 0
         self.committed.clear()
+        self.copies.clear()
+
+    def _part(self, rows: Rows, number: int) -> np.ndarray:
+        step = max(1, SHARD // max(self.width, 1))
+        return rows.written()[number * step : (number + 1) * step]
 
     def _by_stack(self, clients: np.ndarray) -> list[tuple[Tree | None, list[int], list[int]]]:
         """Groups of clients with pending states in the same stack: (stack, positions in `clients`, rows of the stack).

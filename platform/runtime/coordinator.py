@@ -132,7 +132,8 @@ class Coordinator:
         self._behind -= records.keys()
         every = self.servers[0].experiment.checkpoints.every
         is_best = any(self.servers[variant].has_best_round for variant in records)
-        if self.done or (every and self.round % every == 0) or is_best:
+        # Another loss could not be made good until there is a checkpoint.
+        if self.done or (every and self.round % every == 0) or is_best or self.executor.exposed:
             self.save()
         return records
 
@@ -220,8 +221,11 @@ class Coordinator:
                 beat()
             if not requests:
                 return
-            aggregates = iter(run([exchange for exchanges in requests.values() for exchange in exchanges]))
-            replies = {variant: [next(aggregates) for _ in exchanges] for variant, exchanges in requests.items()}
+            complete = [variant for variant, exchanges in requests.items() if not exchanges]
+            exchanges = [exchange for mine in requests.values() for exchange in mine]
+            aggregates = iter(run(exchanges) if exchanges else [])
+            self.executor.copy_states({variant: self.servers[variant].round + 1 for variant in complete})
+            replies = {variant: [next(aggregates) for _ in mine] for variant, mine in requests.items()}
 
     def _halve_chunk(self, failed: ChunkTooLarge, round: int, finished: set[int]) -> None:
         """Halve the chunk of a step that does not fit into memory, from `round` on.
@@ -259,7 +263,9 @@ class Coordinator:
 
         Raises UserError when another process has taken over the run.
         """
-        return [self._save_variant(variant) for variant in range(len(self.servers))]
+        folders = [self._save_variant(variant) for variant in range(len(self.servers))]
+        self.executor.exposed.clear()
+        return folders
 
     def _save_variant(self, variant: int) -> Path:
         """Write a checkpoint of one variant, as `save` does; returns its folder."""
@@ -269,7 +275,7 @@ class Coordinator:
         if saved is None or saved.parent != folder or round_of(saved) != server.round:
             write = partial(self._write, variant, folder)
             self._check_claim()
-            persist(f"checkpoint {server.round}", write, self._replay_to_here)
+            persist(f"checkpoint {server.round}", write, self._recover)
             # Check again: this process may have been suspended while it wrote, and would delete the other one's rounds.
             self._check_claim()
             best = server.selection.best
@@ -302,8 +308,10 @@ class Coordinator:
         return False
 
     def _recover(self) -> None:
-        """Recover from a lost worker. Stateless clients repeat only this round; others, all since the checkpoint."""
-        if not all(server.stateless for server in self.servers):
+        """Recover from a lost worker. Only this round runs again, unless copies of client states are lost as well: then
+        all rounds since the checkpoint.
+        """
+        if not all(server.stateless for server in self.servers) and not self.executor.restore_states():
             self._replay_to_here()
 
     def _replay_to_here(self) -> None:
@@ -353,6 +361,7 @@ class Coordinator:
                 lambda aside: self.executor.save_states(variant, aside, server.committed),
                 server.history,
             )
+            self.executor.checkpoints[variant] = self._saved[variant]
         except (OSError, SafetensorError, Altered) as error:
             # An actor's error message begins with its traceback.
             reason = str(error).strip().splitlines()[-1]

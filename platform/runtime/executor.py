@@ -40,7 +40,7 @@ from hedgerow.platform.runtime.shards import (
     to_wire,
 )
 from hedgerow.platform.runtime.worker import Worker
-from hedgerow.platform.storage.checkpoint import read_states, save_tree, seal_of
+from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, read_states, round_of, save_tree, seal_of
 
 NO_MATTER = {
     *("executor", "state_memory_mb", "state_folder", "min_actors"),
@@ -53,7 +53,7 @@ Positions = list[np.ndarray]
 
 
 Moved = dict[int, list[Any]]
-"""For each worker, client states that arrive from other workers, or Ray's references to them."""
+"""For each worker, client states and copies that arrive from other workers, or Ray's references to them."""
 
 
 class Executor:
@@ -86,6 +86,15 @@ class Executor:
         self._kinds: list[dict[str, Any]] | None = None
         self._away: dict[int, tuple[int, dict[int, int]]] = {}
         """For each variant: the last round in which states were lent, and to which worker each client's."""
+        self.checkpoints: dict[int, Path | None] = {}
+        """For each variant: the checkpoint that copies of client states continue; None: the initial states."""
+        self._copies: dict[int, Moved] = {}
+        """For each variant: copies of client states that have not yet arrived at the workers that keep them."""
+        self.exposed: set[int] = set()
+        """Workers that have lost the copies that they kept since the last checkpoint."""
+        self._is_stateful = False
+        self._empty: set[int] = set()
+        """Workers that have been replaced and do not have their clients' states yet."""
 
     @property
     def num_workers(self) -> int:
@@ -100,15 +109,20 @@ class Executor:
             for number in range(self.num_shards)
         ]
         broadcasts = [exchange.received for exchange in exchanges]
+        stateless = [_cohort(exchange).is_stateless for exchange in exchanges]
+        self._is_stateful = self._is_stateful or not all(stateless)
         # Before plans are measured, which begins the round on every worker.
         moved = self._move_states(exchanges, positions)
+        for worker, copy in self._undelivered():
+            moved[worker].append(copy)
         self._set_plans(exchanges, shards, broadcasts)
-        # Then a worker has nothing that the exchange needs and another one does not have.
+        # Then a worker has nothing that the exchange needs and that cannot be restored.
         again = all(
-            _cohort(exchange).is_stateless and (exchange.position == 0 or exchange.position >= EVALUATION)
-            for exchange in exchanges
+            exchange.position == 0 or (alone and exchange.position >= EVALUATION)
+            for exchange, alone in zip(exchanges, stateless, strict=True)
         )
         partials = self._run_shards(shards, broadcasts, moved, again)
+        self._copies = {}
         return [
             _aggregate(exchange, rows, [mine[i] for mine in partials], self._sum_up)
             for i, (exchange, rows) in enumerate(zip(exchanges, positions, strict=True))
@@ -137,14 +151,84 @@ class Executor:
                 number += 1
 
     def load_states(self, variant: int, folder: Path | None) -> None:
-        """Replace a variant's client states with those in `folder`, or with the initial ones.
-
-        They are read here for workers whose nodes do not have the folder.
-        """
+        """Replace a variant's client states with those in `folder`, or with the initial ones."""
         self._away.pop(variant, None)
+        self._copies.pop(variant, None)
+        self._empty = set()
+        self.checkpoints[variant] = folder
+        self._load_into(variant, folder, list(range(self.num_workers)))
+
+    def copy_states(self, rounds: dict[int, int]) -> None:
+        """Copy the new client states of a round, so that another worker has those of a worker that is lost.
+
+        The copies travel with the next exchange. rounds: the round by variant.
+        """
+        if self.num_workers == 1:
+            return
+        copies: dict[int, Moved] = {}
+        for variant, round in rounds.items():
+            moved = self._bring_back(variant) if self._away.get(variant, (0,))[0] == round else {}
+            what = variant, round, self._since(variant)
+            orders = {worker: (*what, *moved.get(worker, [])) for worker in range(self.num_workers)}
+            results = self._results("copy_changes", orders)
+            copies[variant] = {self._keeper(worker): [copy] for worker, copy in results.items()}
+        # Of all variants or none: otherwise the round runs again.
+        for variant, mine in copies.items():
+            before = self._copies.get(variant, {})
+            self._copies[variant] = {keeper: before.get(keeper, []) + copy for keeper, copy in mine.items()}
+
+    def restore_states(self) -> bool:
+        """Give workers that were replaced their clients' states: those of the last checkpoint, and later copies.
+
+        Returns False if the copies are lost too.
+        """
+        lost = sorted(self._empty)
+        if not self._is_stateful:
+            return True
+        if not lost or any(self._keeper(worker) in self.exposed for worker in lost):
+            return False
+        try:
+            for worker, copy in self._undelivered():
+                self._send("accept", {worker: (copy,)})
+            self._copies = {}
+            for variant, folder in self.checkpoints.items():
+                self._load_into(variant, folder, lost)
+                for worker in lost:
+                    what, number = (variant, self._since(variant)), 0
+                    while part := self._send("copied_part", {self._keeper(worker): (*what, number)})[0]:
+                        self._send("restore", {worker: (part,)})
+                        number += 1
+        except (WorkerLost, DamagedCheckpoint):
+            return False
+        self._empty = set()
+        return True
+
+    def _undelivered(self) -> list[tuple[int, Any]]:
+        """Copies that have not yet arrived, and the worker that keeps each."""
+        return [(worker, copy) for mine in self._copies.values() for worker, copies in mine.items() for copy in copies]
+
+    def _keeper(self, worker: int) -> int:
+        """Worker that keeps the copies of another one: on another node, unless one node has most of the workers."""
+        return (worker + self.num_workers // 2) % self.num_workers
+
+    def _since(self, variant: int) -> int:
+        """Round of the checkpoint that copies of client states continue."""
+        folder = self.checkpoints.get(variant)
+        return round_of(folder) if folder else 0
+
+    def _replaced(self, workers: list[int]) -> None:
+        """Note that workers have been lost and replaced."""
+        if self._is_stateful:
+            self._empty |= set(workers)
+            self.exposed |= set(workers)
+
+    def _load_into(self, variant: int, folder: Path | None, workers: list[int]) -> None:
+        """Replace the states of some workers' clients; they are read here if a worker's node does not have the
+        folder.
+        """
         n = self.num_workers
-        answers = self._send("load_states", dict.fromkeys(range(n), (variant, folder, folder and seal_of(folder))))
-        absent = [worker for worker, is_complete in enumerate(answers) if not is_complete]
+        answers = self._send("load_states", dict.fromkeys(workers, (variant, folder, folder and seal_of(folder))))
+        absent = [worker for worker, is_complete in zip(workers, answers, strict=True) if not is_complete]
         if folder is None or not absent:
             return
 
@@ -186,6 +270,10 @@ class Executor:
     def _call(self, worker: int, method: str, *arguments: Any) -> Any:
         """Call a method of one of several workers. The result can only be passed on to other workers."""
         raise NotImplementedError
+
+    def _results(self, method: str, arguments: dict[int, tuple]) -> dict[int, Any]:
+        """Call a method of some workers in parallel, and wait. The results can only be passed on to other workers."""
+        return dict(zip(arguments, self._send(method, arguments), strict=True))
 
     def _run_shards(
         self, shards: list[list[WorkShard]], broadcasts: list[Tree], moved: Moved | None = None, again: bool = False

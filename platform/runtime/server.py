@@ -166,11 +166,17 @@ class FederatedServer:
         return self.selection.best is not None and self.selection.best.round == self.round > 0
 
     def run_round(self) -> ExchangeSteps:
-        """Run the next round. When the generator ends, the record of the round is the last of `history`."""
+        """Run the next round. When the generator ends, the record of the round is the last of `history`.
+
+        No exchanges at all mean that all those of the round are complete, and that it has changed client states.
+        """
         start = time.perf_counter()
         number = self.round + 1
         self.predictions = None
         state, record = yield from self._next(number)
+        if state is not None and not self.stateless:
+            # Before the round counts, its client states are copied.
+            yield []
         if self._is_evaluated(number):
             self.selection.check(record)
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.

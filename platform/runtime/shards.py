@@ -82,6 +82,17 @@ class MovedStates:
     """True: final states, lent to another worker for a round. False: new states of the round, back at their worker."""
 
 
+@dataclass(frozen=True)
+class CopiedStates:
+    """Client states that a worker copies to another one, as records of bytes; see `ClientStates`."""
+
+    variant: int
+    since: int
+    """Round of the checkpoint that the copies continue; 0: the initial states."""
+    clients: np.ndarray
+    records: np.ndarray
+
+
 def step_name(step: str, place: Place) -> str:
     """Name of a step and the place where it runs, under which its plan is stored.
 
@@ -110,7 +121,7 @@ def to_wire(states: Tree) -> Tree:
 
 
 class WorkerLost(Exception):  # noqa: N818
-    """A worker died; its client states since the last checkpoint are lost. The executor has already replaced it."""
+    """A worker died, and its client states with it. The executor has already replaced it."""
 
 
 class ClientCrashed(Exception):  # noqa: N818

@@ -33,6 +33,7 @@ from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, 
 from hedgerow.platform.runtime.shards import (
     EVALUATION,
     ChunkTooLarge,
+    CopiedStates,
     MovedStates,
     Place,
     WorkShard,
@@ -162,15 +163,33 @@ class Worker:
         clients, new = states.give_back(clients)
         return MovedStates(variant, states.round, clients, to_wire(new), lent=False)
 
-    def accept(self, *moved: MovedStates) -> None:
+    def copy_changes(self, variant: int, round: int, since: int, *moved: MovedStates) -> CopiedStates:
+        """New states of its clients in a round, for another worker. For `since` see CopiedStates."""
+        self.accept(*moved)
+        return CopiedStates(variant, since, *self.states[variant].changes(round))
+
+    def copied_part(self, variant: int, since: int, number: int) -> CopiedStates | None:
+        """Part of the copies that it keeps of another worker's states; None after the last one."""
+        part = self.states[variant].copied(since, number)
+        return part and CopiedStates(variant, since, *part)
+
+    def restore(self, copied: CopiedStates) -> None:
+        """Make copies of its clients' states final, in place of those of the checkpoint."""
+        self.states[copied.variant].committed.write(copied.clients, copied.records)
+
+    def accept(self, *moved: MovedStates | CopiedStates) -> None:
         """Take states that come from other workers."""
         for one in moved:
-            if len(one.clients):
-                states = self.states[one.variant]
+            states = self.states[one.variant]
+            if isinstance(one, CopiedStates):
+                states.keep_copies(one.since, one.clients, one.records)
+            elif len(one.clients):
                 take = states.borrow if one.lent else states.take_back
                 take(one.round, one.clients, tree_map(self._load, one.states))
 
-    def run(self, shards: list[WorkShard], *moved: MovedStates, broadcasts: list[Tree]) -> list[PartialAggregate]:
+    def run(
+        self, shards: list[WorkShard], *moved: MovedStates | CopiedStates, broadcasts: list[Tree]
+    ) -> list[PartialAggregate]:
         """Run shards of exchanges that run in parallel. moved: states that arrive for them.
 
         broadcasts: one per exchange. If the worker has several shares of the work, `shards` lists one share after the

@@ -29,6 +29,9 @@ from hedgerow.platform.storage.remote import SEAL
 
 SERVER = "server.safetensors"
 
+SAVED = "HEDGEROW_SAVED"
+"""Environment variable: file to create when a round is saved for the first time."""
+
 NAME = re.compile(r"round-(\d+)(?:\.(\d+))?")
 
 DAMAGE = {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EISDIR, errno.ENOTDIR}
@@ -144,6 +147,10 @@ def write_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     sync(folder.parent)
+    if target == folder and (saved := os.environ.get(SAVED)):
+        # A node may not have its folder.
+        with suppress(OSError):
+            Path(saved).touch()
     _intact[target] = _stamps(target)
     return target
 

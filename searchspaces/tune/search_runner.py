@@ -16,16 +16,11 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from hedgerow.platform.actors.actor_pool import shutdown_idle
+from hedgerow.platform.actors.actor_room import say_unused_gpus
 from hedgerow.platform.actors.client_actor import LOST
-from hedgerow.platform.actors.placement import (
-    cpu_share,
-    node_resources,
-    say_unused_gpus,
-    trials_that_fit,
-    wait_for_nodes,
-)
+from hedgerow.platform.actors.placement import cpu_share, node_resources, trials_that_fit, wait_for_nodes
 from hedgerow.platform.actors.ray_health import RayHealth
-from hedgerow.platform.actors.session import ray_session
+from hedgerow.platform.actors.session import gpus_of_nodes, ray_session
 from hedgerow.platform.actors.shared_data import share
 from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.config.experiment import Experiment
@@ -274,7 +269,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     wait_for_nodes(resources, client_actors(resources))
     room = trials_that_fit(resources, client_actors(resources))
     check_shared(here, resources)
-    say_unused_gpus(resources)
+    say_unused_gpus(resources, gpus_of_nodes())
     request = trial_resources(resources)
     if plan.search.concurrency and plan.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,10 +78,11 @@ def test_bits_are_those_of_one_process_and_ray_is_not_started(algorithm, tmp_pat
 
 
 def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
-    slow = tmp_path / "slow"
+    slow, log_file = tmp_path / "slow", tmp_path / "clients"
     slow.touch()
     settings = {"rounds": 40, "algorithm__slow_file": str(slow), "resources": {"actors": 2, "cpus_per_actor": 0.5}}
-    experiment = small(tmp_path / "runs", **settings)
+    settings |= {"participation": 1.0, "engine": {"mode": "loop"}, "checkpoints": {"every": 1000}}
+    experiment = small(tmp_path / "runs", **settings, algorithm__log_file=str(log_file))
     process, log = command(tmp_path, experiment)
 
     until(lambda: rounds(tmp_path) > 3, process, log)
@@ -92,6 +94,9 @@ def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
     assert len(workers(process)) == 2
     slow.unlink()
     assert process.wait() == 0, log.read_text()
+    # The other process has copies of the lost states: no round ran again, except the one in progress.
+    ran = Counter(log_file.read_text().split())
+    assert sum(ran[str(round)] > 12 for round in range(1, 100)) <= 1
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
 
 
@@ -127,7 +132,7 @@ def test_a_process_that_stays_silent_for_too_long_is_replaced(tmp_path):
 
 
 def test_a_process_that_is_lost_decides_before_a_chunk_that_is_too_large(monkeypatch):
-    """Its states are gone: the round must begin anew with those of the last checkpoint."""
+    """Its states have to be restored before the round begins anew."""
     executor, replaced = object.__new__(local_processes.LocalExecutor), []
 
     class Process:
@@ -138,7 +143,7 @@ def test_a_process_that_is_lost_decides_before_a_chunk_that_is_too_large(monkeyp
             pass
 
     monkeypatch.setattr(local_processes, "LocalProcess", Process)
-    executor.processes = [Process(), Process()]
+    executor.processes, executor._is_stateful = [Process(), Process()], False
     too_large = ChunkTooLarge("train/clients", ExecutionPlan("vmap", 8), "no memory")
     monkeypatch.setattr(executor, "_answers", lambda calls: ({}, [too_large], [1]))
     monkeypatch.setattr(executor, "_begin", lambda ranks: [])

@@ -17,6 +17,7 @@ from paths import SUPPORT
 from ray_runs import small
 
 from hedgerow.platform.actors.ray_folder import SETTLED, _sweep, private_folder
+from hedgerow.platform.runs.runner import run
 
 RAY = Path(sys.executable).with_name("ray")
 
@@ -102,6 +103,13 @@ def test_a_run_says_that_it_leaves_gpus_unused(short, tmp_path):
         assert ended.returncode == 0, ended.stderr
         said.append("hedgerow: the nodes have 2 GPUs, but clients compute on the CPU" in ended.stderr)
     assert said == [True, False]
+
+
+def test_a_run_without_ray_says_it_too(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    for device in ("auto", "cpu"):
+        run(small(tmp_path, rounds=1, resources={"executor": "inline", "device": device}))
+    assert capsys.readouterr().err.count("the nodes have 2 GPUs, but clients compute on the CPU") == 1
 
 
 def watched_to_its_end(command, short):

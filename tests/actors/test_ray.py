@@ -39,22 +39,26 @@ class TestOnRay:
     @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("actors", [1, 2])
     def test_a_client_actor_killed_in_mid_round_changes_nothing(self, actors, tmp_path):
-        death = tmp_path / "death"
+        death, log = tmp_path / "death", tmp_path / "log"
         settings = {
             "participation": 1.0,
+            "checkpoints__every": 100,
             "engine__mode": "loop",
             "engine__chunk": "auto",
             "resources__actors": actors,
         }
-        # The process dies in round 3: the client states since the checkpoint of round 2 die with it, those in memory
-        # and (for want of room) those in a file.
+        # The process dies in round 3: all its client states die with it, those in memory and those in a file.
         death.touch()
         fatal = {"resources__state_memory_mb": 0.01, "algorithm__kill_file": str(death)}
+        fatal["algorithm__log_file"] = str(log)
         calm, disturbed = at_once(
             small(tmp_path / "calm", **settings), small(tmp_path / "disturbed", **fatal, **settings)
         )
         assert not death.exists()
         assert same(calm, disturbed)
+        # Two actors have copies of each other's states: only the client that died runs again.
+        ran = Counter(log.read_text().split())
+        assert (ran["1"], ran["2"], ran["3"]) == ((24, 13, 12) if actors == 1 else (12, 13, 12))
 
     @pytest.mark.exhaustive("kills")
     def test_only_the_lost_share_of_clients_without_states_runs_again(self, tmp_path):

@@ -111,6 +111,17 @@ def test_a_job_too_short_for_its_run_is_requeued_until_the_run_is_finished(slurm
     check_same(folder, run)
 
 
+def test_a_job_that_saves_no_new_round_twice_in_a_row_is_not_requeued(slurm, folder):
+    # Slurm sends USR1 before Ray has started, or soon after.
+    job = submit(slurm, folder, "--time=1", "--signal=B:USR1@59", SCRIPT, "run", "slowed.yaml")
+    ended = slurm.wait(job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", seconds=400)
+    log = (folder / f"hedgerow-{job}.log").read_text()
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), log
+    assert log.count("the job is requeued\n") == int(ended["Restarts"]) >= 1
+    assert log.endswith("the job is not requeued, since two starts in a row saved no new round; raise --time\n")
+    assert not list(folder.glob(".slurm-*"))
+
+
 @pytest.mark.parametrize("way", ["preempted", "requeued"])
 def test_a_job_that_slurm_stops_saves_its_run_and_continues_it(way, slurm, folder):
     (folder / "slow").touch()

@@ -24,18 +24,25 @@ WHOLE = {"train": BatchSpec(size=None, shuffle=False)}
 
 
 class Stateful(FedAvg):
-    """FedAvg with a client state: each client is pulled back by the sum of its own past displacements."""
+    """FedAvg with a client state: each client is pulled back by the sum of its own past displacements.
+
+    log_file: receives a line for each client, with its number of rounds before.
+    """
 
     class Hyper(FedAvg.Hyper):
         name: str = "toys.Stateful"
         pull: float = 0.1
         kill_file: str = ""
         slow_file: str = ""
+        log_file: str = ""
 
     def init_client(self):
         return {"sum": zeros_like(self.task.init()), "times": torch.zeros(())}
 
     def train(self, hp, down, state, data):
+        if hp.log_file and not data.batched:
+            with Path(hp.log_file).open("a") as lines:
+                lines.write(f"{int(state['times'])}\n")
         if hp.kill_file and not data.batched and state["times"] == 2:
             # The process that hosts this client dies in the middle of its third round. Several actors come
             # here at once, and only the one that removes the file dies.
