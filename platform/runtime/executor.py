@@ -42,7 +42,7 @@ from hedgerow.platform.runtime.shards import (
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, read_states, round_of, save_tree, seal_of
 
-NO_MATTER = {
+IGNORED_IN_PLANS = {
     *("executor", "state_memory_mb", "state_folder", "min_actors"),
     *("max_quarantined", "silence", "actor_timeout", "speeds"),
 }
@@ -452,7 +452,7 @@ class Executor:
             "task": experiment.task.model_dump(mode="json"),
             "algorithm": type(_owner(exchange).inner).__name__,
             "batches": {name: asdict(spec) for name, spec in exchange.batches.items()},
-            "resources": experiment.resources.model_dump(mode="json", exclude=NO_MATTER),
+            "resources": experiment.resources.model_dump(mode="json", exclude=IGNORED_IN_PLANS),
             "inline": experiment.resources.executor == "inline",
             "step": _plan_key(exchange),
             "experts": len(fused),

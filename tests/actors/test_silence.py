@@ -26,7 +26,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import run
-from hedgerow.platform.runtime.executor import NO_MATTER
+from hedgerow.platform.runtime.executor import IGNORED_IN_PLANS
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import inline_executor
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
@@ -229,4 +229,4 @@ def test_notices_are_read_once(tmp_path):
 
 
 def test_they_decide_no_plan():
-    assert {"silence", "actor_timeout"} <= NO_MATTER
+    assert {"silence", "actor_timeout"} <= IGNORED_IN_PLANS
