@@ -10,7 +10,8 @@ from rich.text import Text
 
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import percent
-from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table, wide_console
+from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table
+from hedgerow.platform.ui.wide_console import wide_console
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
 from hedgerow.searchspaces.results.trials import Row, display, number
 

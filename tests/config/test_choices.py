@@ -4,7 +4,7 @@ from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.partitions import PARTITIONS
 from hedgerow.platform.models import MODELS
-from hedgerow.platform.ui.starter_files import NEEDS
+from hedgerow.platform.ui.explained_experiment import NEEDS
 from hedgerow.searchspaces.listing import KINDS
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 
