@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.common.percent import short_percent
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.summary import main_metric, reported
 from hedgerow.platform.ui.plotting import COLOURS, grid, line_styles, new_figure, save, tidy
@@ -92,7 +93,7 @@ def seed_curves(
     for target in targets or []:
         accuracy.axhline(100 * target, color="0.4", linestyle="--", linewidth=0.8)
         accuracy.annotate(
-            f"{100 * target:g} %", (0.005, 100 * target), xycoords=("axes fraction", "data"), va="bottom", color="0.4"
+            short_percent(target), (0.005, 100 * target), xycoords=("axes fraction", "data"), va="bottom", color="0.4"
         )
     labels = [f"{metric_label(main)} (%)" if share else metric_label(main), "loss", *map(metric_label, extra)]
     if main == "test_accuracy":
@@ -145,7 +146,7 @@ def stream_curves(streams: dict[str, dict[str, dict[str, Points]]]) -> Any:
             axes.set(title=title, xlabel="tasks", ylabel=STREAM_CURVES[key])
             axes.xaxis.get_major_locator().set_params(integer=True)
             if key != "efficiency_points":
-                axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+                axes.yaxis.set_major_formatter(lambda value, _: short_percent(value))
             tidy(axes)
             if axes.lines:
                 axes.legend(frameon=False, fontsize="small", loc="lower right")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells
+from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells, value_text
 from hedgerow.platform.tracking.summary import main_metric
 from hedgerow.platform.ui.wide_console import wide_console
 
@@ -87,8 +87,7 @@ class Progress:
         parts = []
         main = main_metric([self.seen])
         if (value := self.seen.get(f"test_{main}")) is not None:
-            shown = f"{value:.1%}" if "accuracy" in main else loss_text(value)
-            parts.append(f"test {main.replace('_', ' ')} {shown}")
+            parts.append(f"test {main.replace('_', ' ')} {value_text(main, value)}")
         if "train_loss" in self.seen:
             parts.append(f"train loss {loss_text(self.seen['train_loss'])}")
         assert self._first is not None

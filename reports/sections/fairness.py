@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.ui.series import Series
 from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.charts.charts import Chart, histogram, lines

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import draw_table
 from hedgerow.platform.ui.wide_console import wide_console
