@@ -124,18 +124,6 @@ def test_a_running_search_is_followed_to_its_end(tmp_path):
     assert lines[-1] == f"{found[0].parent}: finished"
 
 
-def test_a_job_is_followed_by_its_output(monkeypatch):
-    calls = []
-
-    def print_logs(*arguments: object) -> int:
-        calls.append(arguments)
-        return 7
-
-    monkeypatch.setattr("hedgerow.cluster.job_commands.print_logs", print_logs)
-    assert hedgerow("watch", "raysubmit_1", "--address", "http://head:8265").exit_code == 7
-    assert calls == [("raysubmit_1", "http://head:8265", True)]
-
-
 def test_a_search_that_has_just_begun_is_followed(tmp_path):
     with zipfile.ZipFile(RECORDS) as archive:
         archive.extractall(tmp_path)
