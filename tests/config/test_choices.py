@@ -33,7 +33,7 @@ def test_names_are_those_that_files_take():
 
 def test_it_is_said_by_the_docstrings_and_no_second_time():
     (feddyn,) = (choice for choice in KINDS["algorithms"]() if choice.name == "feddyn")
-    assert feddyn.what == " ".join((algorithm_class("feddyn").__doc__ or "").split("\n")[0].split())
+    assert feddyn.what == " ".join((algorithm_class("feddyn").__doc__ or "").partition("\n\n")[0].split())
     assert feddyn.source.startswith("FedDyn (Acar et al.,")
 
 
