@@ -1,7 +1,7 @@
 """Charts of a report, each with a table of its numbers.
 
-Charts are inline SVG, not matplotlib figures, since `hedgerow watch RUN --page` draws the page every two seconds next to
-a training that needs the cores: the 24 charts of `hedgerow demo` take 0.05 s of CPU and 134 kB, by matplotlib 2.1 s and
+Charts are inline SVG, not matplotlib figures. `hedgerow watch RUN --page` draws the page every two seconds next to a
+training that needs the cores: the 24 charts of `hedgerow demo` take 0.05 s of CPU and 134 kB, by matplotlib 2.1 s and
 741 kB. Colours are variables of the page (light and dark mode), and text stays text.
 """
 
