@@ -196,7 +196,7 @@ def test_pairs_are_of_the_same_seed_whatever_their_order():
     assert pair.p == pytest.approx(1 - math.sqrt(t2 / (t2 + 2)), rel=1e-3)
     assert (pair.says, pair.matters) == ("b is better", True)
     assert pair.text() == "+10 [+7.52, +12.5] points"
-    assert found.rows()[1]["final test accuracy"] == "71.0 % ± 2.0 %"
+    assert found.rows()[1]["final test accuracy"] == "71.0 ± 2.0 %"
 
 
 def test_transmissions_are_compared_as_ratios():

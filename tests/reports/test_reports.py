@@ -89,7 +89,7 @@ def test_the_page_has_every_section_and_the_numbers_of_the_runs(runs, page_file)
                  "environment", "files"):  # fmt: skip
         assert f'<section id="{name}"' in text, name
     both = [folder.record()["summary"]["test_accuracy"] for folder in runs[:2]]
-    assert f"{percent(np.mean(both))} ± {percent(np.std(both, ddof=1))}" in text
+    assert f"{100 * np.mean(both):.1f} ± {percent(np.std(both, ddof=1))}" in text
     assert runs[0].record()["versions"]["torch"] in text
     assert "samples_per_client: 20" in text
     # Targets: one that all reach and one that none does.

@@ -118,7 +118,7 @@ def test_the_page_of_a_run_shows_its_name_description_tags_metrics_and_charts(pa
     home = f"{server}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
     page.goto(home)
     page.get_by_role("heading", name="001 Fast").wait_for()
-    page.get_by_role("row", name=f"accuracy {percent(last['test_accuracy'])}", exact=True).wait_for()
+    page.get_by_role("row", name=f"test accuracy {percent(last['test_accuracy'])}", exact=True).wait_for()
     said = " ".join(page.get_by_role("main").inner_text().split())
     assert "toys.Stateful learns mlp on digits: 12 clients by dirichlet, 50 % of them" in said
     for tag, value in (("algorithm", "toys.Stateful"), ("data", "digits"), ("clients", "12"), ("seed", "0")):
