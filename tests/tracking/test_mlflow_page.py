@@ -123,9 +123,9 @@ def test_the_page_of_a_run_shows_its_name_description_tags_metrics_and_charts(pa
     assert "toys.Stateful learns mlp on digits: 12 clients by dirichlet, 50 % of them" in said
     for tag, value in (("algorithm", "toys.Stateful"), ("data", "digits"), ("clients", "12"), ("seed", "0")):
         assert f"{tag} : {value}" in said
-    page.get_by_role("row", name=f"test_accuracy {last['test_accuracy']}", exact=True).wait_for()
+    page.get_by_role("row", name=f"test/accuracy {last['test_accuracy']}", exact=True).wait_for()
     page.goto(f"{home}/model-metrics")
-    page.get_by_role("heading", name="client_accuracy", exact=True).wait_for()
+    page.get_by_role("heading", name="accuracy", exact=True).first.wait_for()
     line = page.locator("svg path.js-line").first
     line.wait_for(state="attached")
     assert line.evaluate("e => e.getTotalLength()") > 100
