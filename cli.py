@@ -461,9 +461,9 @@ def show(file: Path, overrides: tuple[str, ...]) -> CommandOutput:
 
     Example: hedgerow show examples/digits_fedavg.yaml --set algorithm.lr=0.05
     """
-    from hedgerow.searchspaces.tune.search_command import resolved
+    from hedgerow.searchspaces.show_command import show_file
 
-    return resolved(file, overrides)
+    return show_file(file, overrides)
 
 
 @main.command("list")
@@ -474,7 +474,7 @@ def list_(kind: str) -> CommandOutput:
 
     Example: hedgerow list algorithms --json
     """
-    from hedgerow.searchspaces.listing import list_choices
+    from hedgerow.searchspaces.list_command import list_choices
 
     return list_choices(kind)
 

@@ -14,14 +14,14 @@ Prints the results, and writes benchmarks/results/balance.json.
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
-from measuring import conditions, write_results
+from measuring import conditions, small_steps, write_results
 
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimize
-from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.assignment import near_states, owner_of
 
@@ -45,22 +45,27 @@ class Waiting(FedAvg):
         return {"w": w}, {"last": w}, {"loss": loss}
 
 
-def efficiency(owner: np.ndarray, sizes: np.ndarray, actors: int) -> float:
+def cohorts(cohort: int, deviation: float, rounds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Clients of each round, drawn from ten times as many, and their lognormal numbers of samples."""
+    rng = np.random.default_rng(0)
+    population = np.maximum(1, np.round(60 * rng.lognormal(0, deviation, 10 * cohort))).astype(int)
+    for _ in range(rounds):
+        clients = np.sort(rng.choice(len(population), cohort, replace=False))
+        yield clients, population[clients]
+
+
+def efficiency(owner: np.ndarray, sizes: np.ndarray, speeds: np.ndarray) -> float:
     """Share of the actors' time that is work."""
-    return float(sizes.sum() / (actors * np.bincount(owner, sizes, actors).max()))
+    seconds = np.bincount(owner, sizes, len(speeds)) / speeds
+    return float(sizes.sum() / (speeds.sum() * seconds.max()))
 
 
 def simulate(actors: int, per_actor: int, deviation: float, rounds: int) -> dict[str, float]:
     """Mean efficiencies over rounds, and the share of the clients whose states travel."""
-    rng = np.random.default_rng(0)
-    cohort = per_actor * actors
-    population = np.maximum(1, np.round(60 * rng.lognormal(0, deviation, 10 * cohort))).astype(int)
-    results = []
-    for _ in range(rounds):
-        clients = np.sort(rng.choice(len(population), cohort, replace=False))
-        sizes, home = population[clients], owner_of(clients, actors)
-        owner = near_states(clients, sizes, np.ones(actors))
-        results.append((efficiency(home, sizes, actors), efficiency(owner, sizes, actors), (owner != home).mean()))
+    speeds, results = np.ones(actors), []
+    for clients, sizes in cohorts(per_actor * actors, deviation, rounds):
+        home, owner = owner_of(clients, actors), near_states(clients, sizes, speeds)
+        results.append((efficiency(home, sizes, speeds), efficiency(owner, sizes, speeds), (owner != home).mean()))
     before, after, moved = np.mean(results, axis=0)
     return {"at home": round(before, 3), "balanced": round(after, 3), "states that travel": round(moved, 3)}
 
@@ -69,26 +74,8 @@ def measure(actors: int, per_actor: int, rounds: int) -> float:
     """Efficiency on Ray, over the rounds after the first ones."""
     cohort = per_actor * actors
     with tempfile.TemporaryDirectory() as folder:
-        experiment = parse_experiment(
-            {
-                "name": "balance",
-                "output": folder,
-                "rounds": rounds,
-                "clients_per_round": cohort,
-                "task": {
-                    "data": {"name": "digits"},
-                    "partition": {"kind": "iid", "clients": 4 * cohort},
-                    "model": {"name": "logreg"},
-                },
-                "algorithm": {"name": "balance.Waiting", "lr": 0.01, "steps": 1, "batch_size": 1},
-                "evaluation": {"every": 1000, "clients": 0},
-                "checkpoints": {"every": 0},
-                "tracking": {"enabled": False},
-                "engine": {"mode": "loop"},
-                "resources": {"executor": "ray", "actors": actors, "cpus_per_actor": 0.1},
-            }
-        )
-        finished = run(experiment)
+        algorithm = {"name": "balance.Waiting", "lr": 0.01, "steps": 1, "batch_size": 1}
+        finished = run(small_steps(algorithm, rounds, cohort, 4 * cohort, {"actors": actors}, folder))
     seconds = np.diff([record["seconds"] for record in finished.records])[2:]
     return round(float(per_actor * WAIT / np.median(seconds)), 3)
 

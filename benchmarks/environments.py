@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hedgerow.platform.data.mapped_arrays import cache_folder
+from hedgerow.platform.common.user_cache import cache_folder
 
 ROOT = Path(__file__).parent.parent
 

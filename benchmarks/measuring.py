@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.tracking.run_folder import git_commit, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,6 +37,31 @@ def write_results(name: str, results: dict[str, Any]) -> None:
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def small_steps(
+    algorithm: dict[str, Any], rounds: int, cohort: int, clients: int, resources: dict[str, Any], output: str = "runs"
+) -> Experiment:
+    """An experiment on Ray whose client steps compute almost nothing, so that many actors fit on few cores."""
+    return parse_experiment(
+        {
+            "name": "small-steps",
+            "output": output,
+            "rounds": rounds,
+            "clients_per_round": cohort,
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "iid", "clients": clients},
+                "model": {"name": "logreg"},
+            },
+            "algorithm": algorithm,
+            "evaluation": {"every": 10_000, "clients": 0},
+            "checkpoints": {"every": 0},
+            "tracking": {"enabled": False},
+            "engine": {"mode": "loop"},
+            "resources": {"executor": "ray", "cpus_per_actor": 0.1, **resources},
+        }
+    )
 
 
 def _own_memory(pid: int, otherwise: int) -> int:

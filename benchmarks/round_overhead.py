@@ -16,14 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import ray
-from measuring import conditions, write_results
+from measuring import conditions, small_steps, write_results
 
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
 from hedgerow.platform.actors.placement import reserved
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.actors.shared_data import share
 from hedgerow.platform.actors.silence import Signs
-from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
 
@@ -33,24 +32,8 @@ WARM = 20
 
 def measure(actors: int, rounds: int) -> dict[str, float]:
     """Milliseconds per round."""
-    experiment = parse_experiment(
-        {
-            "name": "overhead",
-            "rounds": rounds + WARM,
-            "clients_per_round": actors,
-            "task": {
-                "data": {"name": "digits"},
-                "partition": {"kind": "iid", "clients": 64},
-                "model": {"name": "logreg"},
-            },
-            "algorithm": {"name": "fedavg", "lr": 0.1, "steps": 1, "batch_size": 8},
-            "evaluation": {"every": 10_000, "clients": 0},
-            "checkpoints": {"every": 0},
-            "tracking": {"enabled": False},
-            "engine": {"mode": "loop"},
-            "resources": {"executor": "ray", "actors": actors, "cpus_per_actor": 0.1},
-        }
-    )
+    algorithm = {"name": "fedavg", "lr": 0.1, "steps": 1, "batch_size": 8}
+    experiment = small_steps(algorithm, rounds + WARM, actors, 64, {"actors": actors})
     dataset, partition = check(experiment, None)
     with tempfile.TemporaryDirectory() as folder:
         signs = Signs(Path(folder) / ".signs")

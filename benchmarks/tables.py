@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from hedgerow.platform.common.percent import percent
+
 # Okabe and Ito's colours are distinguishable with any colour vision.
 OURS, THEIRS = "#D55E00", "#56B4E9"
 
@@ -28,7 +30,7 @@ def table(workloads: dict[str, Any]) -> str:
                 f"{row['times hedgerow']:.2f}" if "times hedgerow" in row else "",
                 "{:.1f} s ({:.1f} to {:.1f})".format(*row["s to round 1"]),
                 f"{row['peak MB']:.0f} MB",
-                f"{row['accuracy']:.1%}",
+                percent(row["accuracy"]),
                 f"{row['apart']:.0e}",
             ]
             lines.append("| " + " | ".join(cells) + " |")

@@ -21,20 +21,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import psutil
-from measuring import conditions, write_results
+from balance import WAIT, cohorts, efficiency
+from measuring import conditions, small_steps, write_results
 
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimize
-from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.assignment import longest_first, near_states
 
 SIMULATED = (4, 10, 100)
 PER_ACTOR = 8
 """Number of clients of a round per actor."""
-
-WAIT = 0.06
-"""Seconds that a client waits in an actor of full speed."""
 
 
 class Uneven(FedAvg):
@@ -58,22 +55,10 @@ class Uneven(FedAvg):
         return {"w": w}, {}, {"loss": loss}
 
 
-def efficiency(owner: np.ndarray, sizes: np.ndarray, speeds: np.ndarray) -> float:
-    """Share of the actors' time that is work."""
-    seconds = np.bincount(owner, sizes, len(speeds)) / speeds
-    return float(sizes.sum() / (speeds.sum() * seconds.max()))
-
-
 def simulate(actors: int, rounds: int) -> dict[str, float]:
     """Mean efficiencies over rounds, for clients without and with states."""
-    rng = np.random.default_rng(0)
-    cohort = PER_ACTOR * actors
-    population = np.maximum(1, np.round(60 * rng.lognormal(0, 0.5, 10 * cohort))).astype(int)
-    speeds = np.append(np.ones(actors - 1), 0.5)
-    results = []
-    for _ in range(rounds):
-        clients = np.sort(rng.choice(len(population), cohort, replace=False))
-        sizes = population[clients]
+    speeds, results = np.append(np.ones(actors - 1), 0.5), []
+    for clients, sizes in cohorts(PER_ACTOR * actors, 0.5, rounds):
         owners = [
             *(longest_first(sizes, known) for known in (np.ones(actors), speeds)),
             *(near_states(clients, sizes, known) for known in (np.ones(actors), speeds)),
@@ -87,27 +72,9 @@ def measure(actors: int, rounds: int, speeds: str) -> dict[str, Any]:
     """Efficiency on Ray, over the last ten rounds, and the last recorded speeds."""
     cohort = PER_ACTOR * actors
     with tempfile.TemporaryDirectory() as folder:
-        experiment = parse_experiment(
-            {
-                "name": "uneven",
-                "output": folder,
-                "rounds": rounds,
-                "clients_per_round": cohort,
-                "task": {
-                    "data": {"name": "digits"},
-                    "partition": {"kind": "iid", "clients": 2 * cohort},
-                    "model": {"name": "logreg"},
-                },
-                "algorithm": {"name": "uneven.Uneven", "lr": 0.01, "steps": 1, "batch_size": 1}
-                | {"slow": f"{folder}/slow"},
-                "evaluation": {"every": 1000, "clients": 0},
-                "checkpoints": {"every": 0},
-                "tracking": {"enabled": False},
-                "engine": {"mode": "loop"},
-                "resources": {"executor": "ray", "actors": actors, "cpus_per_actor": 0.1, "speeds": speeds},
-            }
-        )
-        finished = run(experiment)
+        algorithm = {"name": "uneven.Uneven", "lr": 0.01, "steps": 1, "batch_size": 1, "slow": f"{folder}/slow"}
+        resources = {"actors": actors, "speeds": speeds}
+        finished = run(small_steps(algorithm, rounds, cohort, 2 * cohort, resources, folder))
         changes = finished.speeds
     seconds = np.median(np.diff([record["seconds"] for record in finished.records])[-10:])
     return {

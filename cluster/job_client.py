@@ -85,6 +85,8 @@ class JobClient:
             async for lines in self.client.tail_job_logs(name):
                 show(lines)
 
+        # The stream of an unknown job breaks like the connection to a server that does not answer.
+        self.job(name)
         with self._sentences(name):
             asyncio.run(tail())
         # The log ends a moment before the job does, or earlier if the connection broke.

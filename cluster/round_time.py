@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.config.experiment import Checkpoints, Experiment, Tracking
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -112,7 +113,7 @@ def predict_round_time(experiment: Experiment, parameters: int, partition: Parti
         extrapolated.append(f"mini-batches of {batches.size or 'all samples'}")
     if engine.chunk not in ("auto", round.chunk):
         extrapolated.append(f"{engine.chunk} clients at once")
-    error = f"largest error in checks: {constants['largest error where not fitted']:.0%}"
+    error = f"largest error in checks: {percent(constants['largest error where not fitted'], digits=0)}"
     extrapolation = f"; extrapolated to {', '.join(extrapolated)}" if extrapolated else ""
     return (
         f"seconds per round: {round.seconds():.3g} predicted for training only, on cores like the measured ones: "

@@ -66,12 +66,17 @@ def tables(_: str) -> str:
 
 
 def references(_: str) -> str:
-    """Table of the sources of all algorithms, with their methods."""
-    found: dict[str, list[str]] = {}
+    """Table of the sources of all algorithms, with their keys and methods."""
+    found: dict[tuple[str, str], list[str]] = {}
     for name, method in methods().items():
-        found.setdefault(method.source.rstrip("."), []).append(name)
-    rows = [f"| {cell(source)} | {cells(names)} |\n" for source, names in sorted(found.items())]
-    return "| source | `algorithm.name` |\n|---|---|\n" + "".join(rows)
+        found.setdefault((keys(method.what)[-1], method.source.rstrip(".")), []).append(name)
+    rows = [f"| [{key}] | {cell(source)} | {cells(names)} |\n" for (key, source), names in sorted(found.items())]
+    return "| key | source | `algorithm.name` |\n|---|---|---|\n" + "".join(rows)
+
+
+def keys(text: str) -> list[str]:
+    """Keys of sources in a text, such as Acar2021."""
+    return re.findall(r"\[([A-Z][A-Za-z]+\d{4}[a-z]?)[\],]", text)
 
 
 def page_of(name: str) -> Path:

@@ -108,7 +108,7 @@ def speed() -> str:
     links = "[conditions](benchmarks/README.md), [explanation](docs/performance.md)"
     return (
         f"{head}{''.join(rows)}\n"
-        f"Medians; all contenders train the same mini-batches, in turn, on {cores} CPU cores: {links}.\n"
+        f"Medians of runs in turn, on {cores} CPU cores. All frameworks train the same mini-batches: {links}.\n"
     )
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from hedgerow.platform.common.percent import percent, short_percent
+
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "tuning.json"
 REFERENCE = "Hedge"
 
@@ -29,11 +31,6 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def percent(value: float | None) -> str:
-    """A share in per cent, with one decimal."""
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def tasks() -> str:
@@ -72,10 +69,10 @@ def scores(name: str) -> str:
     found = results()
     task, main = found["tasks"][name], str(found["main"])
     budgets = task["budgets"]
-    head = ["method", *(f"test, {100 * float(share):.0f} %" for share in budgets)]
+    head = ["method", *(f"test, {short_percent(float(share))}" for share in budgets)]
     has_online = bool(budgets[main][REFERENCE]["online"])
     head += ["test, difference from Hedge"]
-    head += [f"online, {100 * float(main):.0f} %", "online, difference from Hedge"] if has_online else []
+    head += [f"online, {short_percent(float(main))}", "online, difference from Hedge"] if has_online else []
     best = {share: max(mean(method["test"]) for method in budgets[share].values()) for share in budgets}
     rows = []
     for method in budgets[main]:

@@ -1,12 +1,10 @@
-"""Body of the command `list`: every name that an experiment file accepts. Also the source of the reference pages."""
+"""Every name that an experiment file accepts, for the command `list` and the reference pages."""
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, partitions
-from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.platform.ui.terminal import print_choices
 from hedgerow.searchspaces.reproductions.published import all_tables
 from hedgerow.searchspaces.reproductions.verdicts import NOT_RUN, verdict_on
 from hedgerow.searchspaces.spaces.published_spaces import NamedSpace, named_spaces
@@ -43,17 +41,6 @@ KINDS: dict[str, Callable[[], list[Choice]]] = {
 """Kinds that can be listed, with the function that returns the entries of each."""
 
 
-COLUMNS: dict[str, tuple[str, ...]] = {"tables": ("verdict",)}
-"""Further columns of a kind: fields of its entries."""
-
-
 def _keys(space: NamedSpace) -> str:
     keys = ", ".join(key.removeprefix("algorithm.") for key in space.space)
     return f"{keys} ({space.size} configurations)" if space.size else keys
-
-
-def list_choices(kind: str) -> CommandOutput:
-    """List every entry of a kind."""
-    choices = KINDS[kind]()
-    columns = COLUMNS.get(kind, ())
-    return CommandOutput({kind: [asdict(choice) for choice in choices]}, lambda: print_choices(choices, columns))

@@ -13,7 +13,8 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class FedBiO(Bilevel):
-    """Solves three federated problems at once: y (lower level), u (linear system) and x (along the hypergradient).
+    """Solves three federated problems at once: y (lower level), u (linear system) and x (along the hypergradient)
+    [LiHuang2023].
 
     Clients take I local steps on all three variables, which are then averaged.
     """

@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class FedBiOLocal(FedBiO):
-    """Clients keep their own y, use the Neumann series of their own Hessian, and share only x."""
+    """Clients keep their own y, use the Neumann series of their own Hessian, and share only x [LiHuang2023]."""
 
     variables = ("x", "y")
     shared = ("x",)

@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.storm_momentum import StormXYU, alpha, estimate_m
 
 
 class FedBiOAcc(Bilevel):
-    """FedBiO with STORM's momentum on all variables; variables and momenta are averaged every I steps.
+    """FedBiO with STORM's momentum on all variables; variables and momenta are averaged every I steps [LiHuang2023].
 
     The momenta are estimated at the averaged variables, so a round takes two exchanges. Clients store the variables at
     which their momenta were last estimated.

@@ -10,7 +10,7 @@ from hedgerow.algorithms.optim.storm_momentum import StormXY
 
 
 class FedBiOAccLocal(FedBiOAcc):
-    """Averages x and its momentum every I steps; y and its momentum stay on the client."""
+    """Averages x and its momentum every I steps; y and its momentum stay on the client [LiHuang2023]."""
 
     variables = ("x", "y")
     shared = ("x",)

@@ -14,7 +14,8 @@ from hedgerow.algorithms.core.pytree import Tree, add, scale, sub
 
 
 class FedNest(Bilevel):
-    """Updates y by FedInn, estimates u by FedIHGP (a Neumann series of random length), and updates x by FedOut.
+    """Updates y by FedInn, estimates u by FedIHGP (a Neumann series of random length), and updates x by FedOut
+    [Tarzanagh2022].
 
     FedInn and FedOut are FedSVRG: local steps along the client's gradient, corrected by the mean of all clients'
     gradients at the starting point.

@@ -16,7 +16,8 @@ DENSE = 2000
 
 
 class FullHypergradient(Bilevel):
-    """Takes I local steps on y, solves the linear system in N exchanges of Hessian products, then takes a step on x.
+    """Takes I local steps on y, solves the linear system in N exchanges of Hessian products, then takes a step on x
+    [LiHuang2023].
 
     With `dense`, clients send their Hessians once instead, and the system is solved exactly (distributed bilevel
     optimisation).

@@ -12,7 +12,9 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class LFedNest(Bilevel):
-    """Takes local steps on y, then local steps on x along hypergradients of the client's own Hessian."""
+    """Takes local steps on y, then local steps on x along hypergradients of the client's own Hessian
+    [Tarzanagh2022].
+    """
 
     variables = shared = ("x", "y")
 

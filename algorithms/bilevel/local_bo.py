@@ -9,7 +9,7 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class LocalBO(FedBiO):
-    """Averages x and y, but not the linear system, so it is biased if the clients' Hessians differ.
+    """Averages x and y, but not the linear system, so it is biased if the clients' Hessians differ [LiHuang2023].
 
     With identical clients, it is the method of concurrent work for homogeneous data.
     """

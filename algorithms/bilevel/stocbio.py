@@ -12,7 +12,8 @@ from hedgerow.algorithms.core.pytree import Tree
 
 
 class StocBiO(Bilevel):
-    """Takes D = `steps` steps on y from its previous value, then one step on x by a Neumann series, on the pooled data.
+    """Takes D = `steps` steps on y from its previous value, then one step on x by a Neumann series, on the pooled data
+    [Ji2021].
 
     All Hessian mini-batches have the same size; in the paper they shrink geometrically by 1 - tau mu.
     """

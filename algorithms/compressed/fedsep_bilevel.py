@@ -26,7 +26,8 @@ from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 
 class FedSepBilevel(FedSep):
-    """FedSep whose decoder takes gradient steps on the lower level of a bilevel problem; every client has its own y.
+    """FedSep whose decoder takes gradient steps on the lower level of a bilevel problem; every client has its own y
+    [Li2023].
 
     x is decoded on the client's training samples, and learnt from on the upper level with its validation samples. The
     encoder is grad_xy g (grad_yy g)^-1 at the decoded y.

@@ -29,7 +29,7 @@ class Decoded(NamedTuple):
 
 
 class FedSepLasso(FedSep):
-    """Decodes models from Gaussian sketches: theta = argmin 1/2 ||S theta - omega||^2 + beta ||theta||_1.
+    """Decodes models from Gaussian sketches: theta = argmin 1/2 ||S theta - omega||^2 + beta ||theta||_1 [Li2023].
 
     Server and clients generate the same S (p, d) from its seed. omega (p,) is transmitted in both directions. The model
     is theta added to an initial model that all know, or theta alone. If every client has its own sketch S^m, clients

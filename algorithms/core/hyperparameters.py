@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
-from torch import Tensor
 
 LARGEST: dict[str, Any] = {"int": 2**31 - 1, "float": 3.4e38}
 """Default upper bounds of numbers: beyond them sizes overflow, and float32 is infinite."""
@@ -118,4 +117,4 @@ def _below(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def enabled(value: Any) -> bool:
     """Whether a hyperparameter that is off at 0 is on; safe for the tensors of the batched form."""
-    return isinstance(value, Tensor) or value != 0
+    return not isinstance(value, int | float) or value != 0

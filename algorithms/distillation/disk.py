@@ -39,7 +39,7 @@ class Guided(Guidance, Student.Hyper):
 
 
 class DiSK(Student):
-    """Trains the guide against the student in every round, then the student with the guide's excuses.
+    """Trains the guide against the student in every round, then the student with the guide's excuses [Acar2023].
 
     Both take `epochs` passes, or `steps` steps, each with its own shuffled mini-batches. The student's step omits the
     budget, as the source does, which is more stable.

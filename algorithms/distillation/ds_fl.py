@@ -28,7 +28,8 @@ class OpenSet(Distiller):
 
 
 class DSFL(ModelFamilies):
-    """Clients keep their models and label public samples; all models learn from the sharpened mean of the labels.
+    """Clients keep their models and label public samples; all models learn from the sharpened mean of the labels
+    [Itahara2021].
 
     Only soft labels are transmitted. The scored model is the server's, which learns from these labels only. All passes
     over the round's public samples have the same order.

@@ -29,7 +29,7 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 
 
 class FedET(ModelFamilies):
-    """Small client models teach a large server model, whose representation is sent back to the clients.
+    """Small client models teach a large server model, whose representation is sent back to the clients [Cho2022].
 
     The weight of a teacher is its confidence in a sample (the variance of its logits). The consensus of the ensemble is
     the sample's label. Teachers that disagree contribute a regulariser, which is omitted where all agree.

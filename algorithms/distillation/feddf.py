@@ -22,7 +22,7 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 
 
 class FedDF(ModelFamilies):
-    """Averages the models of each shape, and distils the mean logits of all models into each average.
+    """Averages the models of each shape, and distils the mean logits of all models into each average [Lin2020].
 
     The number of steps and the learning rate are fixed. The paper takes up to 10^4 steps with a cosine learning rate,
     until the accuracy on labelled samples of the server stops improving; such samples are not available here. The worst

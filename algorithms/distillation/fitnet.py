@@ -17,7 +17,9 @@ from hedgerow.algorithms.nn.features import extract_features, shapes
 
 
 class FitNet(Matching):
-    """Minimises L_CE + L_KL + beta ||r(f_s) - f_t||^2 on the maps of one stage, where r is a convolution."""
+    """Minimises L_CE + L_KL + beta ||r(f_s) - f_t||^2 on the maps of one stage, where r is a convolution
+    [Romero2015].
+    """
 
     class Hyper(Matching.Hyper):
         hint: int = Field(1, ge=1, description="stage of student and teacher whose maps are matched")

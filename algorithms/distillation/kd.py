@@ -12,7 +12,7 @@ from hedgerow.algorithms.objectives.distillation_loss import divergence, soft_la
 
 
 class KD(Student):
-    """Minimises alpha L_CE + (1 - alpha) tau^2 KL(teacher || student), both softened by tau."""
+    """Minimises alpha L_CE + (1 - alpha) tau^2 KL(teacher || student), both softened by tau [Hinton2015]."""
 
     class Hyper(Student.Hyper):
         alpha: float = Field(0.1, ge=0, le=1, description="weight of the labels; the rest is the teacher's")

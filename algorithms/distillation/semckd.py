@@ -18,7 +18,8 @@ from hedgerow.algorithms.nn.features import extract_features
 
 
 class SemCKD(Matching):
-    """Matches every student stage to all teacher stages: L_CE + L_KL + beta sum_ij a_ij ||p_ij(f_s,i) - f_t,j||^2.
+    """Matches every student stage to all teacher stages: L_CE + L_KL + beta sum_ij a_ij ||p_ij(f_s,i) - f_t,j||^2
+    [Chen2021].
 
     The weights a_ij express, for each sample, how similarly two stages relate it to the mini-batch.
     """

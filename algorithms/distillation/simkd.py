@@ -23,7 +23,8 @@ from hedgerow.algorithms.nn.features import Features, extract_features
 
 
 class SimKD(Student):
-    """The student learns only the teacher's last map, and is scored through its projector and the teacher's last layer.
+    """The student learns only the teacher's last map, and is scored through its projector and the teacher's last layer
+    [Chen2022].
 
     These layers stay part of the model, so it is larger than the other students.
     """

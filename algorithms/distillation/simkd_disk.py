@@ -15,7 +15,7 @@ from hedgerow.algorithms.objectives.guide import excuses
 
 
 class SimKDDiSK(SimKD, DiSK):
-    """SimKD with the student loss mean (1 - g(x)) ||Psi(f_s) - f_t||^2, where g is the guide of DiSK.
+    """SimKD with the student loss mean (1 - g(x)) ||Psi(f_s) - f_t||^2, where g is the guide of DiSK [Acar2023].
 
     The guide learns as in DiSK, from the logits of the teacher's last layer on the student's projected map. The source
     does not specify how to combine the two.

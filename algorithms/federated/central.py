@@ -15,7 +15,8 @@ from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimize
 
 
 class Central(Algorithm):
-    """Centralised SGD; a round is `epochs` passes over the pooled data of all clients, and nothing is transmitted.
+    """Centralised SGD; a round is `epochs` passes over the pooled data of all clients, and nothing is transmitted
+    [Acar2023].
 
     Clients are not sampled. Momentum persists across rounds, as in one run of SGD.
 

@@ -11,7 +11,7 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, minimize
 
 
 class FedAvg(Algorithm):
-    """Each active client runs local SGD from the server's model; the server averages the results."""
+    """Each active client runs local SGD from the server's model; the server averages the results [McMahan2017]."""
 
     has_client_models = single_exchange = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}

@@ -13,7 +13,8 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, Proximal, mi
 
 
 class FedDyn(Algorithm):
-    """Regularises each client's objective anew in every round, so that its minimiser agrees with the global one.
+    """Regularises each client's objective anew in every round, so that its minimiser agrees with the global one
+    [Acar2021].
 
     The client state g is the gradient of the client's loss at its latest model. The server state h is the mean of g
     over all clients. Neither is ever transmitted.

@@ -15,7 +15,7 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD, minimize, plain
 
 
 class FedNova(Algorithm):
-    """FedAvg with updates per local step, so that clients with more steps do not count more.
+    """FedAvg with updates per local step, so that clients with more steps do not count more [Wang2020].
 
     Each update is divided by the number of the client's steps. The server multiplies the mean by the mean number of
     steps, which costs one number per client in addition to the model. With local momentum, the number of steps is

@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, Proximal, minimize
 
 
 class FedProx(FedAvg):
-    """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2)."""
+    """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2) [Li2020]."""
 
     client_hyperparameters: ClassVar[tuple[str, ...]] = (*LOCAL, "mu")
 

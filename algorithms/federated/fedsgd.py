@@ -15,7 +15,9 @@ from hedgerow.algorithms.optim.local_sgd import LearningRate, clip_factor
 
 
 class FedSGD(Algorithm):
-    """Each active client sends the gradient of its local loss at the server's model; the server steps along it."""
+    """Each active client sends the gradient of its local loss at the server's model; the server steps along it
+    [McMahan2017].
+    """
 
     single_exchange = True
     parts: ClassVar[Parts] = {"gradient": {"gradient": Part("w", "difference")}}

@@ -13,7 +13,8 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, Proximal, mi
 
 
 class FedSplit(Algorithm):
-    """Peaceman-Rachford splitting: each client reflects the server's model at its own z and takes a proximal step.
+    """Peaceman-Rachford splitting: each client reflects the server's model at its own z and takes a proximal step
+    [Pathak2020].
 
     The server's model is the mean of z over all clients, where inactive clients keep their z, or over the active
     clients only. Both are the same if all clients are active.

@@ -36,7 +36,7 @@ OWN = "@own"
 
 
 class NumPyClients(Algorithm):
-    """FedAvg whose client step is the `fit` of an object that the user's factory makes for each client.
+    """FedAvg whose client step is the `fit` of an object that the user's factory makes for each client [McMahan2017].
 
     A client receives and returns the parameters of `task.model`, in the order of `named_parameters`. Means are weighted
     by the `num_examples` that clients return. Flower itself is not imported.

@@ -11,7 +11,8 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD, minimize, plain
 
 
 class Scaffold(Algorithm):
-    """Corrects local steps by the difference between the server's and the client's control variates, c - c_k.
+    """Corrects local steps by the difference between the server's and the client's control variates, c - c_k
+    [Karimireddy2020].
 
     Control variates are transmitted with the model, in both directions, so a round costs twice as much as one of
     FedAvg. c_k is the mean of the gradients of a client's steps; with local momentum, which the paper does not have, it

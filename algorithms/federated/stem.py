@@ -15,7 +15,7 @@ from hedgerow.algorithms.optim.storm_momentum import Directions, Storm, alpha, e
 
 
 class Stem(Algorithm):
-    """Takes local steps with STORM's momentum; models and momenta are averaged every I steps.
+    """Takes local steps with STORM's momentum; models and momenta are averaged every I steps [Khanduri2021].
 
     The momenta are estimated at the averaged model, so a round takes two exchanges. Clients store the model at which
     their momentum was last estimated.

@@ -33,7 +33,8 @@ from hedgerow.algorithms.optim.gradient import gradient_and_value
 
 
 class FedDST(SparseTraining):
-    """Clients train under sparse masks that they readjust every few rounds, and the server combines them into its own.
+    """Clients train under sparse masks that they readjust every few rounds, and the server combines them into its own
+    [Bibikar2022].
 
     In a readjustment, a client drops its smallest weights and grows as many where the gradient is largest, with the
     value 0. The server makes its next mask from the weights that clients kept.

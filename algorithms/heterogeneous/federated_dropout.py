@@ -11,7 +11,9 @@ from hedgerow.algorithms.nn.submodel import Channels
 
 
 class FederatedDropout(PartialTraining):
-    """A client of capacity r trains a share r of each layer's channels, drawn at random for every client and round."""
+    """A client of capacity r trains a share r of each layer's channels, drawn at random for every client and round
+    [Caldas2018].
+    """
 
     alike = False
 

@@ -12,7 +12,7 @@ from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoE
 
 
 class FedHeN(TwoExits):
-    """Complex clients also train the simple network, by a side objective: the loss of its exit (Eq. 4.2)."""
+    """Complex clients also train the simple network, by a side objective: the loss of its exit (Eq. 4.2) [Acar2023]."""
 
     class Hyper(TwoArchitectures):
         side_weight: float = Field(1.0, ge=0, description="weight of the simple network's loss on complex clients")

@@ -10,7 +10,7 @@ from hedgerow.algorithms.nn.submodel import Channels
 
 
 class FedRolex(PartialTraining):
-    """A client of capacity r trains a window of a share r of each layer's channels.
+    """A client of capacity r trains a window of a share r of each layer's channels [Alam2022].
 
     The window moves by one channel per round.
     """

@@ -22,7 +22,8 @@ from hedgerow.algorithms.nn.submodel import OUTPUTS, Channels
 
 
 class FedSepMasks(PartialTraining):
-    """FedSep (Algorithm 1) whose clients decode the server's model w into a sub-model, train it, and encode its update.
+    """FedSep (Algorithm 1) whose clients decode the server's model w into a sub-model, train it, and encode its update
+    [Li2023].
 
     A client chooses the channels that serve its own samples best. The decoder solves the problem of Eq. 7 over the
     gates of the channels, a = HN(phi), and keeps those with the largest gates in each layer. The encoder is -a (.) v,

@@ -22,7 +22,8 @@ from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup, Pa
 
 
 class FjORD(HeteroFL):
-    """HeteroFL with ordered dropout: clients draw one of the capacities up to their own for each local step.
+    """HeteroFL with ordered dropout: clients draw one of the capacities up to their own for each local step
+    [Horvath2021].
 
     A step trains that share of each layer's first channels.
     """

@@ -24,7 +24,8 @@ from hedgerow.algorithms.heterogeneous.sparse_training import (
 
 
 class Flash(FedDST):
-    """Clients find the density of each layer in round 1; then all clients train under masks of these densities.
+    """Clients find the density of each layer in round 1; then all clients train under masks of these densities
+    [Babakniya2023].
 
     Stage 1, at the start of the first round that succeeds: each client warms up under a mask with the same density in
     all layers. Then it redistributes a share of each layer's ones, in proportion to the mean magnitude of the weights

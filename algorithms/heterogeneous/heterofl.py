@@ -9,7 +9,8 @@ from hedgerow.algorithms.nn.submodel import Channels
 
 
 class HeteroFL(PartialTraining):
-    """A client of capacity r trains the first r of each layer's channels, rounded up, so small models are nested.
+    """A client of capacity r trains the first r of each layer's channels, rounded up, so small models are nested
+    [Diao2021].
 
     The scored model is the largest one that is trained. With a single capacity, all clients train the same model; this
     gives the references for the smallest and the largest model.

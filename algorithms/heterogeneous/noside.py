@@ -11,7 +11,7 @@ from hedgerow.algorithms.nn.submodel import named
 
 
 class NoSide(TwoExits):
-    """Averages [w]_M over all clients, and the other parameters over the complex clients.
+    """Averages [w]_M over all clients, and the other parameters over the complex clients [Acar2023].
 
     The exit of the simple network has no gradient on complex clients, which return it unchanged.
     """

@@ -30,7 +30,8 @@ from hedgerow.algorithms.nn.submodel import NoSubModelsError
 
 
 class ZeroFL(SparseTraining):
-    """Clients keep dense weights, compute with sparse ones as SWAT does, and send the largest entries of their update.
+    """Clients keep dense weights, compute with sparse ones as SWAT does, and send the largest entries of their update
+    [Qiu2022].
 
     SWAT is by Raihan, Aamodt, "Sparse Weight Activation Training", 2020. In every step, a layer computes its forward
     and backward pass with the r largest of its weights, where r is the client's density. Gradients are taken for all

@@ -19,7 +19,7 @@ ROUGHLY = 1e-6
 
 
 class CommFedBiONonIter(CommFedBiO):
-    """Solves the sketched system S2 H S1' w = S2 b by least squares, and returns v = S1' w (Eq. 13, 14).
+    """Solves the sketched system S2 H S1' w = S2 b by least squares, and returns v = S1' w (Eq. 13, 14) [Li2022].
 
     S1 (r1, d) and S2 (r2, d) are drawn anew in every round, where r2 = 2 r1 and r1 r2 = parameters / compression. A
     client computes r1 Hessian products. v is in a space of r1 dimensions. If neither b nor the samples' gradients are

@@ -16,7 +16,7 @@ from hedgerow.algorithms.transforms.sparse_vectors import dense
 
 
 class CommFedBiOSketch(Solver):
-    """Clients send count sketches of their steps, from which the server recovers the k largest entries.
+    """Clients send count sketches of their steps, from which the server recovers the k largest entries [Li2022].
 
     A sketch is a table of signed sums. two_round (as in sketched SGD, Ivkin et al., 2019): the server then requests
     these entries themselves, so k more numbers are sent; clients keep the rest, and hash functions are drawn anew for

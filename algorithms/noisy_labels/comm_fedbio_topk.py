@@ -16,7 +16,7 @@ from hedgerow.algorithms.transforms.sparse_vectors import dense, random_k, top_k
 
 
 class CommFedBiOTopK(Solver):
-    """Clients send the k largest entries of their steps, and keep the rest for the next step.
+    """Clients send the k largest entries of their steps, and keep the rest for the next step [Li2022].
 
     k is the number of parameters divided by `compression`. With random_k and compression 1, steps are sent
     uncompressed.

@@ -15,7 +15,7 @@ from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, only
 
 
 class FedAvgOracle(FedAvg):
-    """FedAvg whose losses average only samples with right labels; their number is the weight of a client."""
+    """FedAvg whose losses average only samples with right labels; their number is the weight of a client [Li2022]."""
 
     needs_classes = True
 

@@ -20,7 +20,7 @@ VALIDATION = replace(EVERYTHING, split="validation")
 
 
 class Focus(FedAvg):
-    """FedAvg that weights clients by their credibility.
+    """FedAvg that weights clients by their credibility [Chen2020].
 
     The error E_m of client m is the loss of the server's model on the client's samples plus the loss of the client's
     model on the server's validation samples, the pool of all clients'. The weight of the client is its number of

@@ -22,7 +22,8 @@ EVERYTHING = {"all": BatchSpec(200, shuffle=False)}
 
 
 class Preprocess(FedAvg):
-    """FedAvg on the samples that a benchmark model finds plausible: those whose loss under it is at most `threshold`.
+    """FedAvg on the samples that a benchmark model finds plausible: those whose loss under it is at most `threshold`
+    [Tuor2021].
 
     The server trains the benchmark model on its validation samples, the pool of all clients', and sends it to each
     client once, when the client first takes part. The weight of a client is the number of samples that it keeps.

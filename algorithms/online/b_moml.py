@@ -13,7 +13,7 @@ EMPTY = -1
 
 
 class BMOML(MOML):
-    """MOML on the mean of F over a window: the task of the round and the tasks in the buffer."""
+    """MOML on the mean of F over a window: the task of the round and the tasks in the buffer [Acar2023]."""
 
     class Hyper(MOML.Hyper):
         alpha: float = Field(1.0, ge=0, description="weight of the quadratic penalty; 0: only the window")

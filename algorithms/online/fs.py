@@ -7,7 +7,7 @@ from hedgerow.algorithms.personalized.adaptation import Adaptation
 
 
 class FS(Online):
-    """Starts from a new random model for every task, so nothing is carried over.
+    """Starts from a new random model for every task, so nothing is carried over [Acar2023].
 
     `adapt_steps` sets how long a model is trained from scratch.
     """

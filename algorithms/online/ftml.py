@@ -6,7 +6,9 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class FTML(Online):
-    """Takes K steps per round on the sum of F over all tasks so far, each step on one task drawn from them."""
+    """Takes K steps per round on the sum of F over all tasks so far, each step on one task drawn from them
+    [Finn2019].
+    """
 
     Hyper = OnlineSGD
 

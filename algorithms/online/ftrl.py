@@ -13,7 +13,7 @@ from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class FTRL(Online):
-    """Minimises mu/2 ||w||^2 plus the sum of F over all tasks so far; every task is kept."""
+    """Minimises mu/2 ||w||^2 plus the sum of F over all tasks so far; every task is kept [Acar2023]."""
 
     class Hyper(OnlineSGD):
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")

@@ -6,7 +6,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class MOGD(Online):
-    """Takes K steps on the task of the round.
+    """Takes K steps on the task of the round [Acar2023].
 
     With `adapt: none`, one step and `batch_size: null` it is OGD (online gradient descent).
     """

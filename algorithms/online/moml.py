@@ -12,7 +12,8 @@ from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class MOML(Online):
-    """Represents all past tasks by two vectors: lam, the gradient at the latest model, and v, a running summary.
+    """Represents all past tasks by two vectors: lam, the gradient at the latest model, and v, a running summary
+    [Acar2023].
 
     Each task is learnt with the regulariser -<lam, z> + alpha/2 ||z - v||^2.
     """

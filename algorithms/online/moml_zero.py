@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class MOMLZero(Online):
-    """MOML without its linear term, so only the running summary remains (the ablation of table A.10)."""
+    """MOML without its linear term, so only the running summary remains (the ablation of table A.10) [Acar2023]."""
 
     class Hyper(OnlineSGD):
         alpha: float = Field(1.0, gt=0, description="weight of the quadratic penalty")

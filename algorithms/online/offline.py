@@ -8,7 +8,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class Offline(Online):
-    """Takes K steps per round on the mean of F over all tasks of the stream, including future ones."""
+    """Takes K steps per round on the mean of F over all tasks of the stream, including future ones [Acar2023]."""
 
     class Hyper(OnlineSGD):
         weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the direction after clipping")

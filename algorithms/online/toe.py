@@ -10,7 +10,7 @@ from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
 
 
 class TOE(Online):
-    """Takes K steps per round on mini-batches from the union of all tasks so far."""
+    """Takes K steps per round on mini-batches from the union of all tasks so far [Acar2023]."""
 
     Hyper = OnlineSGD
 

@@ -12,7 +12,7 @@ from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
 
 
 class Ditto(FedAvg):
-    """FedAvg, and a personal model per client, which a proximal term keeps near the server's model.
+    """FedAvg, and a personal model per client, which a proximal term keeps near the server's model [Li2021a].
 
     The personal model v is client state and is never transmitted. It starts from the initial model, and each round in
     which the client takes part trains it further, with mini-batches of its own. Clients are scored with it.

@@ -12,7 +12,9 @@ BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FedBN(PartlyShared):
-    """FedAvg on everything but batch normalisation: its parameters and running statistics are each client's own."""
+    """FedAvg on everything but batch normalisation: its parameters and running statistics are each client's own
+    [Li2021b].
+    """
 
     Hyper = PartlyShared.Hyper
 

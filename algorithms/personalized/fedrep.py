@@ -13,7 +13,9 @@ from hedgerow.algorithms.personalized.fedper import FedPer
 
 
 class FedRep(FedPer):
-    """FedPer whose clients train the head first, with the body fixed, and then the body, with the new head fixed."""
+    """FedPer whose clients train the head first, with the body fixed, and then the body, with the new head fixed
+    [Collins2021].
+    """
 
     class Hyper(FedPer.Hyper):
         alternatives = (("head_epochs", "head_steps"),)

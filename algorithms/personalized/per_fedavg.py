@@ -5,7 +5,7 @@ from hedgerow.algorithms.personalized.personalized_algorithm import Personal, Pe
 
 
 class PerFedAvg(Personal, FedAvg):
-    """FedAvg on the clients' losses after adaptation; biased if clients take more than one local step."""
+    """FedAvg on the clients' losses after adaptation; biased if clients take more than one local step [Fallah2020]."""
 
     class Hyper(PersonalSGD, FedAvg.Hyper):
         pass

@@ -12,7 +12,7 @@ from hedgerow.algorithms.personalized.personalized_algorithm import Personal, Pe
 
 
 class PFLOracle(Personal, Central):
-    """Centralised SGD on sum_i f_i(T_i(w)); each mini-batch comes from one client, drawn anew.
+    """Centralised SGD on sum_i f_i(T_i(w)); each mini-batch comes from one client, drawn anew [Acar2023].
 
     Nothing is transmitted.
     """

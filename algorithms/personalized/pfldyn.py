@@ -5,7 +5,7 @@ from hedgerow.algorithms.personalized.personalized_algorithm import Personal, Pe
 
 
 class PFLDyn(Personal, FedDyn):
-    """FedDyn on sum_i f_i(T_i(w)); the linear term is each client's meta gradient at its own latest model.
+    """FedDyn on sum_i f_i(T_i(w)); the linear term is each client's meta gradient at its own latest model [Acar2023].
 
     Losses after adaptation have different minimisers, as ordinary losses do, so averaging is just as biased. FedDyn's
     linear and quadratic terms remove this bias. Without adaptation it is FedDyn, scored on each client's own samples.

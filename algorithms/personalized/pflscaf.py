@@ -5,7 +5,8 @@ from hedgerow.algorithms.personalized.personalized_algorithm import Personal, Pe
 
 
 class PFLScaf(Personal, Scaffold):
-    """Corrects meta gradients by the server's mean of them, which is transmitted with the model: twice the traffic.
+    """Corrects meta gradients by the server's mean of them, which is transmitted with the model: twice the traffic
+    [Acar2023].
 
     g in the thesis is c in SCAFFOLD. Without adaptation it is SCAFFOLD, scored on each client's own samples.
     """

@@ -19,7 +19,7 @@ from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, Cli
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.algorithm_proxy import AlgorithmProxy
 from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
 from hedgerow.algorithms.slots.slots import SlottedHyper
 
@@ -30,10 +30,10 @@ ERROR, SAMPLES = "validation_error", "validation_samples"
 """Metrics of a client's step: error of its model after local training, and number of its validation samples."""
 
 
-class FedExRounds:
+class FedExRounds(AlgorithmProxy):
     """An algorithm, with or without slots, whose clients draw some hyperparameters in each round.
 
-    Attributes that are not defined here are those of the algorithm. Values that are the same in all configurations are
+    Values that are the same in all configurations are
     set once; the others are part of each client's message.
     """
 
@@ -43,28 +43,6 @@ class FedExRounds:
         first = {key: value for factor in settings.factors for key, value in factor[0].items()}
         known = {self._path(key): first[key] for key in _drawable(type(algorithm.inner)) if key in first}
         self.algorithm.hyper = algorithm.hyper.with_floats(known)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "algorithm":
-            # `copy` creates the object before it sets `algorithm`.
-            raise AttributeError(name)
-        return getattr(self.algorithm, name)
-
-    @property
-    def hyper(self) -> Any:
-        return self.algorithm.hyper
-
-    @hyper.setter
-    def hyper(self, hyper: Any) -> None:
-        self.algorithm.hyper = hyper
-
-    @property
-    def task(self) -> Task:
-        return self.algorithm.task
-
-    @task.setter
-    def task(self, task: Task) -> None:
-        self.algorithm.task = task
 
     def _path(self, key: str) -> str:
         """Path of a hyperparameter in `hyper`. key: its path in the experiment file."""

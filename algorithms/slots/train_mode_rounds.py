@@ -21,7 +21,7 @@ from hedgerow.algorithms.core.layer_context import LayerContext, TrainMode
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.algorithm_proxy import AlgorithmProxy
 from hedgerow.algorithms.slots.slotted import AS_IS
 
 BUFFERS = "buffers"
@@ -31,37 +31,12 @@ SHARE = "buffer_share"
 """Key of a client's weight in the average of buffers, in its input and its update. It is not transmitted."""
 
 
-class TrainModeRounds:
-    """An algorithm, with or without slots, whose task has a `train_mode`.
-
-    Attributes that are not defined here are those of the algorithm.
-    """
+class TrainModeRounds(AlgorithmProxy):
+    """An algorithm, with or without slots, whose task has a `train_mode`."""
 
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
         self._steps: dict[str, ClientStep] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "algorithm":
-            # `copy` creates the object before it sets `algorithm`.
-            raise AttributeError(name)
-        return getattr(self.algorithm, name)
-
-    @property
-    def hyper(self) -> Any:
-        return self.algorithm.hyper
-
-    @hyper.setter
-    def hyper(self, hyper: Any) -> None:
-        self.algorithm.hyper = hyper
-
-    @property
-    def task(self) -> Task:
-        return self.algorithm.task
-
-    @task.setter
-    def task(self, task: Task) -> None:
-        self.algorithm.task = task
 
     @property
     def mode(self) -> TrainMode:

@@ -2,7 +2,8 @@
 
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from hedgerow.algorithms.core.hyperparameters import Settings
 
@@ -12,6 +13,19 @@ class Section(Settings):
 
     # Numeric fields reject infinity; arguments of the user's own model may contain it and keep it when serialized.
     model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
+class NamedSection(Section):
+    """Section that its name alone may stand for."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "description": "its name or dotted path"}, handler(core)]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
 
 def section_classes(annotation: Any) -> list[type[BaseModel]]:

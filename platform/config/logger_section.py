@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
-from pydantic_core import CoreSchema
+from pydantic import Field, ValidationInfo, field_validator
 
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
-from hedgerow.platform.common.section import Section
+from hedgerow.platform.common.section import NamedSection
 from hedgerow.platform.loggers import LOGGERS
 from hedgerow.platform.loggers.run_logger import RunLogger
 
@@ -17,20 +16,11 @@ METHODS = [name for name in vars(RunLogger) if name.startswith("on_")]
 loggers = Registry(LOGGERS, RunLogger, "tracking.also")
 
 
-class Logger(Section):
+class Logger(NamedSection):
     """A logger in addition to MLflow, or your own callback: a subclass of RunLogger. A name alone is enough."""
 
     name: str = Field(description=f"{', '.join(LOGGERS)}, or the dotted path of your own subclass of RunLogger")
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [{"type": "string", "description": "its name or dotted path"}, handler(core)]}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("name")
     @classmethod

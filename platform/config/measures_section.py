@@ -6,14 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, model_validator
-from pydantic_core import CoreSchema
+from pydantic import Field, ValidationInfo, model_validator
 
 from hedgerow.algorithms.core.measures import RESERVED, Mode, ScoreFunction, Scoring
 from hedgerow.algorithms.measures import LOSSES, METRICS, USUAL
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
-from hedgerow.platform.common.section import Section
+from hedgerow.platform.common.section import NamedSection
 
 
 def _measure(found: Any) -> ScoreFunction | None:
@@ -28,22 +27,13 @@ losses = Registry(LOSSES, ScoreFunction, "task.loss", enter=_measure, what=f"a l
 metrics = Registry(METRICS, ScoreFunction, "task.metrics", enter=_measure, what=f"a metric, {FUNCTION}")
 
 
-class MeasureChoice(Section):
+class MeasureChoice(NamedSection):
     """A function of (outputs, targets, mask), by its name or dotted path; the name alone stands for the section."""
 
     registry: ClassVar[Registry[ScoreFunction]]
 
     name: str
     args: dict[str, Any] = Field({}, description="further keyword arguments of the function")
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [{"type": "string", "description": "its name or dotted path"}, handler(core)]}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _exists(self, info: ValidationInfo) -> Any:

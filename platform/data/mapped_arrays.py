@@ -15,18 +15,14 @@ from typing import Any
 
 import numpy as np
 import psutil
-from platformdirs import user_cache_dir
+
+from hedgerow.platform.common.user_cache import cache_folder
 
 LARGE = 2**26
 """Size in bytes from which an array is built in a file, and passed to other processes as the name of its file."""
 
 BLOCK = 2**24
 """Approximate size in bytes of the part of an array that is processed at a time."""
-
-
-def cache_folder() -> Path:
-    """$HEDGEROW_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("HEDGEROW_CACHE") or user_cache_dir("hedgerow"))
 
 
 @dataclass(frozen=True)

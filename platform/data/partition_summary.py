@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
 
@@ -37,7 +38,7 @@ def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple
             "for training": int(partition.train_sizes[client]),
             "classes": int((row > 0).sum()),
             "cover 80 %": int(covered[client]),
-            "largest class": f"{class_names[row.argmax()]} ({row.max() / max(row.sum(), 1):.0%})",
+            "largest class": f"{class_names[row.argmax()]} ({percent(row.max() / max(row.sum(), 1), digits=0)})",
         }
         for client, row in enumerate(counts)
     ]

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.platform.common.user_cache import cache_folder
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.data.mapped_arrays import cache_folder
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
 
 FORMAT = 7

@@ -1,9 +1,10 @@
-"""Cells of tables: percentages, sizes, counts and summaries as text."""
+"""Cells of tables: sizes, counts and summaries as text."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.tracking.summary import is_no_share, target_heading
 
 
@@ -77,16 +78,6 @@ def dropped_text(dropped: int) -> str:
 def value_text(name: str, value: float | None, targets: Sequence[float] = ()) -> str:
     """The value of a metric: an accuracy in per cent, any other one with three decimals."""
     return percent(value, targets) if "accuracy" in name else loss_text(value)
-
-
-def percent(value: float | None, targets: Sequence[float] = ()) -> str:
-    """A share in per cent, with one decimal, or more if the rounded share would reach a target that it misses."""
-    if value is None:
-        return "-"
-    digits = 1
-    while digits < 8 and any(value < target <= round(value, digits + 2) for target in targets):
-        digits += 1
-    return f"{value:.{digits}%}"
 
 
 LARGE = 1e6

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.platform.common.percent import short_percent
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.tracking.formatting import summary_cells
@@ -65,7 +66,7 @@ def sentence(record: dict[str, Any], experiment: Experiment) -> str:
     task, clients, share = experiment.task, _clients(experiment), experiment.participation
     who = f"{clients} clients by `{task.partition.kind}`" if clients else f"`{task.partition.kind}`"
     data = data_name(record, experiment)
-    part = f"{share:.0%} of them" if share is not None else f"{experiment.clients_per_round} of them"
+    part = f"{short_percent(share)} of them" if share is not None else f"{experiment.clients_per_round} of them"
     return (
         f"**{experiment.algorithm.name}** learns `{getattr(task.model, 'name', '')}` on `{data}`: {who}"
         f"{f', {part} in a round' if clients else ''}, {experiment.rounds} rounds, seed {experiment.seed}.\n"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hedgerow.algorithms.core.messages import SPENT
+from hedgerow.platform.common.percent import short_percent
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
@@ -166,8 +167,8 @@ def target_label(target: float, metric: str = "test_accuracy") -> str:
 
 
 def target_heading(label: str) -> str:
-    """Heading of a target, from its label: "80%", or "loss 0.05"."""
-    return label if is_no_share(label) else f"{100 * float(label):g}%"
+    """Heading of a target, from its label: "80 %", or "loss 0.05"."""
+    return label if is_no_share(label) else short_percent(float(label))
 
 
 def is_no_share(label: str) -> bool:

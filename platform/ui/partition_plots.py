@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.common.percent import short_percent
 from hedgerow.platform.data.partition import Partition
 from hedgerow.platform.data.partition_summary import SHOWN, coverage
 from hedgerow.platform.ui.plotting import COLOURS, new_figure, save, tidy
@@ -79,7 +80,7 @@ def draw_coverage(
     panels = figure.subplots(1, 3, sharey=True)
     for axes, share in zip(panels, (0.4, 0.6, 0.8), strict=True):
         _histogram(axes, coverage(counts, share))
-        axes.set(xlabel=f"classes that cover {share:.0%} of the samples")
+        axes.set(xlabel=f"classes that cover {short_percent(share)} of the samples")
     panels[0].set(ylabel="clients")
     figure.suptitle(title or f"{len(counts)} clients", fontsize="medium")
     return save(figure, path)

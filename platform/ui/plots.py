@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.common.percent import short_percent
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.summary import main_metric, reported
 from hedgerow.platform.ui.plotting import COLOURS, grid, line_styles, new_figure, save, tidy
@@ -87,23 +88,32 @@ def seed_curves(
         style = {**line, "linewidth": 1.6}
         for axes, key, scale in panels:
             _line(axes, group, key, by, scale, label=name, **style)
-        _line(loss, group, "test_loss", by, label=f"{name}, test", **style)
-        _line(loss, group, "train_loss", by, label=f"{name}, training", alpha=0.35, **style)
+        _line(loss, group, "test_loss", by, label=name, **style)
+        _line(loss, group, "train_loss", by, alpha=0.35, **style)
     for target in targets or []:
         accuracy.axhline(100 * target, color="0.4", linestyle="--", linewidth=0.8)
         accuracy.annotate(
-            f"{100 * target:g} %", (0.005, 100 * target), xycoords=("axes fraction", "data"), va="bottom", color="0.4"
+            short_percent(target),
+            (0.995, 100 * target),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="top",
+            color="0.4",
         )
     labels = [f"{metric_label(main)} (%)" if share else metric_label(main), "loss", *map(metric_label, extra)]
     if main == "test_accuracy":
         labels[1] = "cross-entropy"
-    from matplotlib.ticker import MaxNLocator
+    if any("train_loss" in record for records in every for record in records):
+        labels[1] += " (pale: training)"
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     places = ["lower right" if share else "best", "upper right", *["best"] * len(extra)]
     for axes, label, place in zip((accuracy, loss, *others), labels, places, strict=True):
         axes.set(xlabel=AXES[by], ylabel=label)
         if by == "round":
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+        if by == "traffic":
+            axes.xaxis.set_major_formatter(EngFormatter())
         tidy(axes)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize="small", loc=place)
@@ -145,7 +155,7 @@ def stream_curves(streams: dict[str, dict[str, dict[str, Points]]]) -> Any:
             axes.set(title=title, xlabel="tasks", ylabel=STREAM_CURVES[key])
             axes.xaxis.get_major_locator().set_params(integer=True)
             if key != "efficiency_points":
-                axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+                axes.yaxis.set_major_formatter(lambda value, _: short_percent(value))
             tidy(axes)
             if axes.lines:
                 axes.legend(frameon=False, fontsize="small", loc="lower right")

@@ -20,8 +20,8 @@ METHODS = ("fedavg", "fedprox", "feddyn", "scaffold", "fednova", "fedsplit", "he
 """Methods whose lines have the same colour in every figure: the colour at the same place of COLOURS."""
 
 
-def line_styles(labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Colour and dashes of a line for each label. A label with the name of a method has the colour of the method."""
+def colour_places(labels: Iterable[str]) -> list[int]:
+    """Place in COLOURS for each label. A label with the name of a method has the colour of the method."""
     labels = list(labels)
     places: dict[int, int] = {}
     for index, label in enumerate(labels):
@@ -30,10 +30,14 @@ def line_styles(labels: Iterable[str]) -> list[dict[str, Any]]:
         if place is not None and place not in places.values():
             places[index] = place
     free = (place for place in count() if place not in places.values())
-    order = [places[index] if index in places else next(free) for index in range(len(labels))]
+    return [places[index] if index in places else next(free) for index in range(len(labels))]
+
+
+def line_styles(labels: Iterable[str]) -> list[dict[str, Any]]:
+    """Colour and dashes of a line for each label, see `colour_places`."""
     return [
         {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
-        for place in order
+        for place in colour_places(labels)
     ]
 
 

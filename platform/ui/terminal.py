@@ -1,7 +1,6 @@
 """Output on a terminal: progress of a run, and tables of results."""
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,14 +11,10 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from hedgerow.platform.config.choices import Choice
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells
+from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells, value_text
 from hedgerow.platform.tracking.summary import main_metric
-
-WIDE = 1000
-"""Width of output that does not go to a terminal, in characters."""
-
+from hedgerow.platform.ui.wide_console import wide_console
 
 NUMBER = re.compile(r"[+×<-]?[\d.]|-?$")
 """Beginning of cells that are numbers; "-" and "" mean no number."""
@@ -92,8 +87,7 @@ class Progress:
         parts = []
         main = main_metric([self.seen])
         if (value := self.seen.get(f"test_{main}")) is not None:
-            shown = f"{value:.1%}" if "accuracy" in main else loss_text(value)
-            parts.append(f"test {main.replace('_', ' ')} {shown}")
+            parts.append(f"test {main.replace('_', ' ')} {value_text(main, value)}")
         if "train_loss" in self.seen:
             parts.append(f"train loss {loss_text(self.seen['train_loss'])}")
         assert self._first is not None
@@ -165,23 +159,3 @@ def draw_table(rows: list[dict[str, str]], title: str, console: Console, importa
     console.print(table)
     if left_out := [h for h in columns if h not in ranks]:
         console.print(Text(f"columns for which the terminal is too narrow (--json has all): {', '.join(left_out)}"))
-
-
-def print_choices(choices: list[Choice], columns: Sequence[str] = ()) -> None:
-    """Print names with their descriptions and sources. columns: further fields, each with a column and a heading."""
-    table = Table(box=None, pad_edge=False, show_header=bool(columns), padding=(0, 2, 0, 0))
-    table.add_column("name", no_wrap=True, style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    table.add_column("description")
-    empty = [""] * len(columns)
-    for choice in choices:
-        table.add_row(Text(choice.name), *(Text(str(getattr(choice, column))) for column in columns), Text(choice.what))
-        if choice.source:
-            table.add_row("", *empty, Text(choice.source, style="dim"))
-    wide_console().print(table)
-
-
-def wide_console() -> Console:
-    """A console as wide as the terminal; in a pipe or a file wide enough for every column."""
-    return Console(width=None if sys.stdout.isatty() else WIDE)

@@ -40,6 +40,11 @@ class Quantity:
     upward: bool
     costs: bool = False
 
+    @property
+    def key(self) -> str:
+        """Name in JSON documents."""
+        return self.name.replace(" %", "%")
+
     def known(self, group: int) -> list[float]:
         return [value for value in self.values[group].values() if value is not None]
 
@@ -51,7 +56,7 @@ class Quantity:
         return MeanStd.of(self.known(group)) if self.complete(group) else None
 
     def text(self, group: int) -> str:
-        """Text such as "94.2% ± 0.3%", or the number of seeds that have a value."""
+        """Text such as "94.2 ± 0.3 %", or the number of seeds that have a value."""
         spread = self.spread(group)
         if spread is None and len(self.values[group]) == 1:
             return "not reached" if self.costs else "-"
@@ -132,7 +137,7 @@ class Comparison:
                     "seeds": group.seeds,
                     "runs": [str(run.folder.path) for run in group.runs],
                     "quantities": {
-                        quantity.name: {
+                        quantity.key: {
                             "values": [quantity.values[i][seed] for seed in group.seeds],
                             **(asdict(spread) if (spread := quantity.spread(i)) else {"mean": None, "std": None}),
                         }
@@ -143,7 +148,7 @@ class Comparison:
             ],
             "pairs": [
                 {
-                    "quantity": pair.quantity.name,
+                    "quantity": pair.quantity.key,
                     "a": self.groups[pair.a].label,
                     "b": self.groups[pair.b].label,
                     "seeds": pair.seeds,
@@ -199,8 +204,9 @@ def is_share(metric: str) -> bool:
 def spread_text(spread: MeanStd, metric: str) -> str:
     """Mean ± standard deviation as text."""
     if is_share(metric) or "loss" in metric:
-        around = "" if spread.std is None else f" ± {number(metric, spread.std)}"
-        return f"{number(metric, spread.mean)}{around}"
+        mean = number(metric, spread.mean)
+        # The unit once: 94.2 ± 0.3 %.
+        return mean if spread.std is None else f"{mean.removesuffix(' %')} ± {number(metric, spread.std)}"
     return f"{spread.mean:.4g}" + ("" if spread.std is None else f" ± {spread.std:.2g}")
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.runs.finished_run import FinishedRun, page, rounds_frame
-from hedgerow.platform.tracking.formatting import loss_text, percent, size_text
+from hedgerow.platform.tracking.formatting import loss_text, size_text
 from hedgerow.platform.tracking.run_folder import SeedSeries
 from hedgerow.platform.tracking.summary import target_heading
 from hedgerow.platform.ui.plots import seed_curves
@@ -117,7 +118,7 @@ def _numbers(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def _text(key: str, estimate: Estimate) -> str:
-    """Text such as "94.2% [93.1%, 95.3%]"."""
+    """Text such as "94.2 % [93.1 %, 95.3 %]"."""
 
     def number(value: float) -> str:
         if "accuracy" in key or key in ("ctm", "ltm"):

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 480.0, 300.0
 """Size of a chart in its own units. Text of 13 units is readable on a phone."""
 
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 12.0, 48.0
+LEFT, RIGHT, TOP, BOTTOM = 74.0, 12.0, 12.0, 48.0
 
 
 def element(tag: str, *children: Any, **attributes: Any) -> Markup:

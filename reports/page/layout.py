@@ -14,7 +14,7 @@ from hedgerow.reports.analysis.statistics import MeanStd
 from hedgerow.reports.charts.charts import histogram
 from hedgerow.reports.charts.html_table import seconds_text, table
 from hedgerow.reports.sections.costs import ledger, timing
-from hedgerow.reports.sections.curves import SHOWN, curves
+from hedgerow.reports.sections.curves import SHOWN, coloured, curves
 from hedgerow.reports.sections.environment import environment, partitions
 from hedgerow.reports.sections.fairness import fairness
 from hedgerow.reports.sections.fedex_distributions import distribution_figures
@@ -53,7 +53,7 @@ def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
     """Sections of the page, without empty ones."""
     best, learners = best_groups(groups), _learners(data)
     # An experiment has the same colour in every chart, by its key.
-    places = {group.key: index for index, group in [*enumerate(best), *enumerate(learners, SHOWN)]}
+    places = {group.key: index for index, group in [*coloured(best), *enumerate(learners, SHOWN)]}
     candidates = [
         _summary(groups),
         *(_table(index, result) for index, result in enumerate(data.tables, start=1)),

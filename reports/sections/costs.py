@@ -13,13 +13,14 @@ from hedgerow.reports.analysis.run_reader import Run
 from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.charts.charts import bars, lines
 from hedgerow.reports.charts.html_table import seconds_text, table
+from hedgerow.reports.sections.curves import coloured
 
 
 def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
     """Bytes down and up, their cumulative sum by round, and all counts; empty if nothing was transmitted."""
     if not any(group.first.summary["scalars"] for group in groups):
         return []
-    traffic = [_mean_by_round(g, [_sent(run) for run in g.runs], i) for i, g in enumerate(shown)]
+    traffic = [_mean_by_round(g, [_sent(run) for run in g.runs], i) for i, g in coloured(shown)]
     bar_rows = [
         (g.label, {"down, to clients": _total(g, "bytes_down"), "up, to the server": _total(g, "bytes_up")})
         for g in shown
@@ -50,7 +51,7 @@ def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
     """Seconds by activity, seconds of each round, the engine's plan, and measured speeds of the actors."""
     parts = {group.label: _parts(group) for group in groups}
     bar_rows = [(group.label, parts[group.label]) for group in shown if parts[group.label]]
-    steps = [_mean_by_round(g, [_steps(run) for run in g.runs], i) for i, g in enumerate(shown)]
+    steps = [_mean_by_round(g, [_steps(run) for run in g.runs], i) for i, g in coloured(shown)]
     figures = [
         bars("Where the seconds went", bar_rows, "seconds", seconds_text) if bar_rows else None,
         lines("Seconds of a round", steps, "round", "seconds"),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from hedgerow.platform.tracking.summary import main_metric, measured, reported
+from hedgerow.platform.ui.plotting import colour_places
 from hedgerow.platform.ui.series import (
     AXES,
     METRIC_LABELS,
@@ -24,9 +25,14 @@ SHOWN = 7
 """Maximum number of experiments with a line of their own. The eighth and later colours are for Hedge."""
 
 
+def coloured(groups: Sequence[SeedGroup]) -> list[tuple[int, SeedGroup]]:
+    """The experiments with their colours, at most SHOWN of them: each method has the same colour in every figure."""
+    return list(zip(colour_places(group.label for group in groups), groups, strict=True))
+
+
 def curves(groups: Sequence[SeedGroup], learners: Sequence[SeedGroup] = ()) -> list[Chart]:
     """Curves of all metrics that these experiments have. learners: results of Hedge searches."""
-    numbered = [*enumerate(learners, SHOWN), *enumerate(groups)]
+    numbered = [*enumerate(learners, SHOWN), *coloured(groups)]
     if all(group.first.is_stream for group in groups):
         return _charts(_by_task(numbered, key) for key in STREAM_CURVES)
 
@@ -58,7 +64,7 @@ def _staleness(groups: Sequence[SeedGroup]) -> list[Chart]:
             index=index,
             whole=True,
         )
-        for index, group in enumerate(groups)
+        for index, group in coloured(groups)
         if (counts := staleness_counts(group.first.records))
     ]
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.ui.series import Series
 from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.charts.charts import Chart, histogram, lines
 from hedgerow.reports.charts.html_table import table
+from hedgerow.reports.sections.curves import coloured
 
 EDGES = np.linspace(0, 1, 21)
 SPLITS = np.linspace(0, 1, 41)
@@ -23,7 +24,7 @@ def fairness(groups: Sequence[SeedGroup]) -> list[Any]:
     """
     accuracies = {
         (index, group.label): [np.array(run.record["client_accuracies"]) for run in group.runs]
-        for index, group in enumerate(groups)
+        for index, group in coloured(groups)
         if all(run.record.get("client_accuracies") for run in group.runs)
     }
     if not accuracies:

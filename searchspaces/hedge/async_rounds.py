@@ -12,6 +12,7 @@ import numpy as np
 
 from hedgerow.algorithms.measures import METRICS
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.records import JournalEntry, read_objects
@@ -199,7 +200,7 @@ class HedgeRounds:
             return None
         low, high = self.range or (0, 1)
         return (
-            f"{100 * self._clipped / self._seen:.1f} % of the reported values of {self.metric} were outside the range "
+            f"{percent(self._clipped / self._seen)} of the reported values of {self.metric} were outside the range "
             f"[{low:g}, {high:g}] and were clipped, so Hedge cannot distinguish them; set a wider `range`, or remove it"
         )
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import click
 
-from hedgerow.platform.tracking.formatting import percent
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.platform.ui.terminal import draw_table, wide_console
+from hedgerow.platform.ui.terminal import draw_table
+from hedgerow.platform.ui.wide_console import wide_console
 from hedgerow.searchspaces.replay.tuner_replay import replay
 from hedgerow.searchspaces.results.recording import COSTS, Recording
 from hedgerow.searchspaces.results.trials import display, number

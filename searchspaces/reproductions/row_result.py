@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.tracking.formatting import dropped_text, percent
+from hedgerow.platform.common.percent import percent
+from hedgerow.platform.tracking.formatting import dropped_text
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, summarise, target_heading, target_label
 from hedgerow.platform.ui.plots import Histograms
@@ -268,7 +269,7 @@ class SweepResult(RowResult):
 
 
 def _with_published(measured: str, published: str | None) -> str:
-    return measured if published is None else f"{measured} [{published}]"
+    return measured if published is None else f"{measured} [{published.replace('%', ' %')}]"
 
 
 # ---- methods on streams, each under its own Hedge --------------------------------------------------------------------
@@ -390,7 +391,7 @@ class HedgeResult(RowResult):
             "kept": f"{show(v['memory_vectors'])} models, {v['memory_tasks']} tasks",
         }
         if v["points"] is not None:
-            row["points needed"] = f"{v['points']:.0f} (reached: {v['reached']:.0%})"
+            row["points needed"] = f"{v['points']:.0f} (reached: {percent(v['reached'], digits=0)})"
         return [row]
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.tracking.summary import reported, summarise
 from hedgerow.searchspaces.reproductions.table_file import Cells
 

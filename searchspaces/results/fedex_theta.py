@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hedgerow.algorithms.slots.fedex import FedEx
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import percent
 from hedgerow.searchspaces.results.trials import Row, short_label, short_names
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.runs.finished_run import page, rounds_frame
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog

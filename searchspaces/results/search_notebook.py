@@ -2,8 +2,8 @@
 
 from html import escape
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import percent
 from hedgerow.platform.ui.notebook import Display, bar
 from hedgerow.searchspaces.results.search_table import SearchTable
 

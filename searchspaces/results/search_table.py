@@ -8,9 +8,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import percent
-from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table, wide_console
+from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table
+from hedgerow.platform.ui.wide_console import wide_console
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
 from hedgerow.searchspaces.results.trials import Row, display, number
 
@@ -191,7 +192,7 @@ class SearchTable:
         return table
 
     def _weight(self, weight: float) -> str:
-        return f"{bar(weight)} {percent(weight):>6}"
+        return f"{bar(weight)} {percent(weight):>7}"
 
     def _cells(self, i: int) -> dict[str, str]:
         """Cells of a trial by heading."""
@@ -272,7 +273,7 @@ def hedge_sentences(summary: RoundRecord) -> str:
         f"{summary['rounds']} rounds; the best expert in hindsight, {summary['best']}, has {losses['best_loss']}; "
         f"the total regret is {summary['regret']:.3g}{verdict}.",
         f"At the end {summary['leader']} leads with {percent(summary['leader_weight'])} of the weight; "
-        + ("no expert ever had more than 90%." if certain is None else f"90% was first exceeded in round {certain}."),
+        + ("no expert ever had more than 90 %." if certain is None else f"90 % was first exceeded in round {certain}."),
     ]
     if summary["expected"] is not None:
         compared = "".join(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import loss_text, percent
+from hedgerow.platform.tracking.formatting import loss_text
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, is_no_share, measured, target_heading, target_label
 

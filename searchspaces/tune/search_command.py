@@ -1,31 +1,25 @@
-"""Bodies of the commands `search`, `resume`, `push` and `show`."""
+"""Bodies of the commands `search`, `resume` and `push`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.composition import annotated
-from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.loader import parse_experiment, read_file
-from hedgerow.platform.config.old_spellings import modernize
 from hedgerow.platform.runs.mlflow_sync import push as push_run
-from hedgerow.platform.runs.own_data import loop_note
 from hedgerow.platform.runs.run_command import resume_one
-from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.notebook import in_notebook
-from hedgerow.platform.ui.terminal import draw_table, wide_console
+from hedgerow.platform.ui.terminal import draw_table
+from hedgerow.platform.ui.wide_console import wide_console
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.recording import RECORDING
 from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, trial_labels
-from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search
+from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.tune.search_runner import check_search, finish_started, resume_search
 from hedgerow.searchspaces.tune.search_runner import push as push_search
 from hedgerow.searchspaces.tune.search_runner import search as run_search
@@ -89,36 +83,6 @@ def push_run_or_search(name: str) -> CommandOutput:
         click.echo(f"{folder.path} is recorded in MLflow.")
 
     return CommandOutput({"run": folder.path, "warnings": warnings}, render)
-
-
-def resolved(file: Path, overrides: Sequence[str]) -> CommandOutput:
-    """Show an experiment or a search with every default filled in, and where each other value comes from."""
-    values, lines = read_file(file, overrides)
-    note: dict[str, str] = {}
-    if "search" in values:
-        document = parse_search(values, lines, str(file)).resolved
-    else:
-        experiment = parse_experiment(values, lines, str(file))
-        document, note = experiment.model_dump(mode="json"), _loop_note(experiment)
-    modernize(values, lines)
-
-    def render() -> None:
-        click.echo(annotated(document, values, lines), nl=False)
-        for reason in note.values():
-            click.echo(f"# Clients run one after the other, since the model cannot be batched: {reason}.")
-
-    return CommandOutput(document | note, render)
-
-
-def _loop_note(experiment: Experiment) -> dict[str, str]:
-    """Why clients run one after the other, for a foreign model; {} if they can be batched, or data are missing."""
-    if not experiment.task.model.is_foreign:
-        return {}
-    try:
-        return loop_note(experiment, build_data(experiment, None)[0])
-    except UserError:
-        # `show` explains the file, also where data or modules are not available.
-        return {}
 
 
 def search_table(plan: SearchSpec) -> SearchTable:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from paths import ROOT
+from preloaded import PreloadedPython
 from processes import free_port
 
 from hedgerow.cli import main
@@ -130,6 +132,29 @@ def test_exit_codes_logs_and_stopping_are_the_job_s_own(server, here):
         unknown = hedgerow(command, "nosuch", "--address", server)
         assert unknown.exit_code == 2
         assert "nosuch: there is no such job" in unknown.output
+
+
+@pytest.mark.exhaustive("processes")
+def test_a_watched_job_goes_on_when_its_watcher_stops_and_ends_with_its_exit_code(server, here):
+    end = here / "end"
+    jobs = JobClient(server)
+    job = jobs.submit(f"echo begun; until test -e '{end}'; do sleep 0.1; done; echo ended; exit 7", {}, {})
+    words = ["-m", "hedgerow", "watch", job, "--address", server]
+    with PreloadedPython(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
+        lines = iter(watcher.stdout.readline, "")
+        assert any(line == "begun\n" for line in lines)
+        watcher.send_signal(signal.SIGINT)
+        rest, errors = watcher.communicate(timeout=60)
+    assert watcher.returncode == 130, errors
+    assert f"{job} keeps running" in rest
+    assert not jobs.job(job).status.is_terminal()
+    end.touch()
+    done = hedgerow("watch", job, "--address", server)
+    assert done.exit_code == 7
+    assert done.output.index("begun\n") < done.output.index("ended\n")
+    unknown = hedgerow("watch", "raysubmit_none", "--address", server)
+    assert unknown.exit_code == 2
+    assert "raysubmit_none: there is no such job" in unknown.output
 
 
 REFUSED = [

@@ -4,7 +4,7 @@ from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.partitions import PARTITIONS
 from hedgerow.platform.models import MODELS
-from hedgerow.platform.ui.starter_files import NEEDS
+from hedgerow.platform.ui.explained_experiment import NEEDS
 from hedgerow.searchspaces.listing import KINDS
 from hedgerow.searchspaces.spaces.published_spaces import named_spaces
 
@@ -33,7 +33,7 @@ def test_names_are_those_that_files_take():
 
 def test_it_is_said_by_the_docstrings_and_no_second_time():
     (feddyn,) = (choice for choice in KINDS["algorithms"]() if choice.name == "feddyn")
-    assert feddyn.what == " ".join((algorithm_class("feddyn").__doc__ or "").split("\n")[0].split())
+    assert feddyn.what == " ".join((algorithm_class("feddyn").__doc__ or "").partition("\n\n")[0].split())
     assert feddyn.source.startswith("FedDyn (Acar et al.,")
 
 

@@ -19,7 +19,7 @@ from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.yaml_reader import REPEATED, parse_yaml
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.ui.starter_files import complete
+from hedgerow.platform.ui.explained_experiment import complete
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import Hedge
 from hedgerow.searchspaces.spaces.search_file import load_search

@@ -154,7 +154,7 @@ def test_the_table_and_the_picture(tmp_path):
     assert "client (100 of 130, ordered by size)" in svg.read_text()
     png, svg = draw_coverage(partition, MNIST_LIKE, names, tmp_path / "coverage")
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert "classes that cover 80% of the samples" in svg.read_text()
+    assert "classes that cover 80 % of the samples" in svg.read_text()
 
 
 def test_of_many_classes_the_most_frequent_are_drawn_and_unequal_sizes_on_logarithmic_scales(tmp_path):

@@ -15,10 +15,15 @@ from click.testing import CliRunner
 from fences import Block, blocks
 from paths import ROOT
 
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.cli import main
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.searchspaces.spaces.search_file import load_search
 from hedgerow.searchspaces.spaces.search_section import Dimension
+
+KEY = re.compile(r"\[([A-Z][A-Za-z]+\d{4}[a-z]?)[\],]")
+"""Key of a source."""
 
 ROOT_PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 PAGES = [page for page in [*ROOT_PAGES, *sorted((ROOT / "docs").rglob("*.md"))] if blocks(page)]
@@ -176,8 +181,16 @@ def test_every_key_of_a_source_is_in_the_references():
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "algorithms").rglob("*.py"), *(ROOT / "platform").rglob("*.py")]
     files += [*(ROOT / "searchspaces").rglob("*.py"), ROOT / "benchmarks" / "README.md"]
     for file in files:
-        for key in re.findall(r"\[([A-Z][A-Za-z]+\d{4}[a-z]?)[\],]", file.read_text()):
+        for key in KEY.findall(file.read_text()):
             assert f"| [{key}] |" in references, f"{file.relative_to(ROOT)}: {key}"
+
+
+def test_every_algorithm_names_its_source_by_a_key():
+    references = (ROOT / "docs" / "references.md").read_text()
+    for name in ALGORITHMS:
+        keys = KEY.findall(vars(algorithm_class(name))["__doc__"])
+        assert keys, name
+        assert all(f"| [{key}] |" in references for key in keys), name
 
 
 def test_every_link_of_the_pages_in_the_root_leads_to_a_file():

@@ -29,7 +29,7 @@ def test_what_is_not_finite_is_left_out_and_nothing_is_no_picture():
 
 def test_weights_and_counts_stand_behind_their_pictures():
     weights = areas("w", [1, 2], [("a", [0.25, 0.75]), ("b", [0.75, 0.25])], "weight")
-    assert weights.data.rows == [["1", "25.0%", "75.0%"], ["2", "75.0%", "25.0%"]]
+    assert weights.data.rows == [["1", "25.0 %", "75.0 %"], ["2", "75.0 %", "25.0 %"]]
     cells = heat("h", [[4, 0], [1, 1]], ["cat", "dog"], "client")
     assert cells.data.rows == [["0", "4", "0"], ["1", "1", "1"]]
     # Three cells are not empty, of two strengths.

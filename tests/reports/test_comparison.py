@@ -196,18 +196,18 @@ def test_pairs_are_of_the_same_seed_whatever_their_order():
     assert pair.p == pytest.approx(1 - math.sqrt(t2 / (t2 + 2)), rel=1e-3)
     assert (pair.says, pair.matters) == ("b is better", True)
     assert pair.text() == "+10 [+7.52, +12.5] points"
-    assert found.rows()[1]["final test accuracy"] == "71.0% ± 2.0%"
+    assert found.rows()[1]["final test accuracy"] == "71.0 ± 2.0 %"
 
 
 def test_transmissions_are_compared_as_ratios():
     dear = [made("dear", seed, [0.1, 0.6], cost=2.0 * (1 + seed), lr=0.2) for seed in range(3)]
     cheap = [made("cheap", seed, [0.1, 0.6], cost=1.0 + seed) for seed in range(3)]
     found = compare(group_by_seed(cheap + dear)[0])
-    pair = of(found, "transmissions to 50%", "cheap", "dear")
+    pair = of(found, "transmissions to 50 %", "cheap", "dear")
     assert (pair.text(), pair.p, pair.says) == ("×2", 2 / 8, "no difference shown")
     assert pair.quantity.text(pair.a) == "4 ± 2"
     dear[0] = made("dear", 0, [0.1, 0.6], cost=2.01, lr=0.2)
-    pair = of(compare(group_by_seed(cheap + dear)[0]), "transmissions to 50%", "cheap", "dear")
+    pair = of(compare(group_by_seed(cheap + dear)[0]), "transmissions to 50 %", "cheap", "dear")
     assert pair.text() == "×2 [1.99, 2.02]"
     assert pair.says == "cheap needs fewer"
 
@@ -228,8 +228,8 @@ def test_what_few_seeds_do_not_allow_is_said():
     assert of(apart, "final test accuracy", "a", "b").says == "no seed in common: no conclusion possible"
     some = [made("a", seed, [0.6]) for seed in (0, 1)] + [made("b", seed, [0.45 + 0.1 * seed], lr=1) for seed in (0, 1)]
     found = compare(group_by_seed(some)[0])
-    assert of(found, "transmissions to 50%", "a", "b").says == "not reached with every seed: no conclusion possible"
-    assert found.rows()[1]["transmissions to 50%"] == "1 of 2 seeds"
+    assert of(found, "transmissions to 50 %", "a", "b").says == "not reached with every seed: no conclusion possible"
+    assert found.rows()[1]["transmissions to 50 %"] == "1 of 2 seeds"
     assert of(found, "final test accuracy", "a", "b").says == "no difference shown"
 
 

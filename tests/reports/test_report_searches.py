@@ -131,7 +131,7 @@ def test_targets_are_drawn_where_their_metric_is(run):
     figures = {figure.title: figure for figure in curves(group_by_seed([replace(named, records=of_loss)])[0])}
     assert {"Mean loss of clients by round", "Test loss of the server's model by round",
             "Lowest accuracy of a client by round"} <= set(figures)  # fmt: skip
-    assert ">target 15%<" in figures["Mean accuracy of clients by round"].svg
+    assert ">target 15 %<" in figures["Mean accuracy of clients by round"].svg
     assert "target" not in figures["Test accuracy by round"].svg
 
 

@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 from reported_runs import small
 
 from hedgerow.cli import main
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.tracking.formatting import size_text
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -88,11 +89,11 @@ def test_the_page_has_every_section_and_the_numbers_of_the_runs(runs, page_file)
                  "environment", "files"):  # fmt: skip
         assert f'<section id="{name}"' in text, name
     both = [folder.record()["summary"]["test_accuracy"] for folder in runs[:2]]
-    assert f"{np.mean(both):.1%} ± {np.std(both, ddof=1):.1%}" in text
+    assert f"{100 * np.mean(both):.1f} ± {percent(np.std(both, ddof=1))}" in text
     assert runs[0].record()["versions"]["torch"] in text
     assert "samples_per_client: 20" in text
     # Targets: one that all reach and one that none does.
-    assert "To 20% test accuracy" in text
+    assert "To 20 % test accuracy" in text
     assert "6+" in text
 
 
@@ -105,8 +106,8 @@ def test_a_target_of_one_file_is_looked_for_in_runs_of_the_others(runs, tmp_path
     material = read_all([str(runs[0].path), str(other)])
     (section,) = (one for one in sections(material, group_by_seed(material.runs)[0]) if one.name == "targets")
     told = {part.caption: [row[1] for row in part.rows] for part in section.parts}
-    assert told["To 1% test accuracy"] == ["1 of 1", "1 of 1"]
-    assert told["To 99% test accuracy"] == ["0 of 1", "0 of 1"]
+    assert told["To 1 % test accuracy"] == ["1 of 1", "1 of 1"]
+    assert told["To 99 % test accuracy"] == ["0 of 1", "0 of 1"]
 
 
 def without(run: Run, *keys: str) -> Run:
@@ -130,7 +131,7 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     row, sent = (first_row(found[name].parts[-1]) for name in ("summary", "ledger"))
     assert (row["rounds"], row["transmissions"]) == ("7", f"{np.mean(spent):g}")
     assert row["sent"] == size_text(np.mean([run.summary["bytes"] for run in groups[0].runs]))
-    (never,) = (part for part in found["targets"].parts if part.caption == "To 99% test accuracy")
+    (never,) = (part for part in found["targets"].parts if part.caption == "To 99 % test accuracy")
     assert never.rows[0][2] == "7+"
     assert sent["per round"] == f"{sum(spent) / 14:.3g}"
 
@@ -250,7 +251,7 @@ def test_runs_are_compared_in_words(runs):
         main, ["compare", *(str(f.path) for f in runs), "--target", "0.2"], catch_exceptions=False
     )
     assert done.exit_code == 0
-    for words in ("plain", "proximal", "transmissions to 20%", "95 % confidence", "±"):
+    for words in ("plain", "proximal", "transmissions to 20 %", "95 % confidence", "±"):
         assert words in done.output
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,22 +21,26 @@ from hedgerow.reports.watch_command import NewRecords
 ROUNDS = 3000
 
 
-@pytest.fixture
-def running(tmp_path):
-    """Folder of a run in another process, which has begun, and this process."""
-    (tmp_path / "good.yaml").write_text(GOOD.replace("rounds: 3", f"rounds: {ROUNDS}\noutput: {tmp_path}"))
-    with PreloadedPython(
-        ["-m", "hedgerow", "run", "good.yaml"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        while not (found := list(tmp_path.glob("good-*/metrics.jsonl"))):
+@contextmanager
+def started(folder, command, text):
+    """Runs a command on a file in another process; yields the folder of what has begun, and the process."""
+    (folder / "good.yaml").write_text(text)
+    words = ["-m", "hedgerow", command, "good.yaml"]
+    with PreloadedPython(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        # A run has begun with its first record.
+        begun = "good-*/metrics.jsonl" if command == "run" else "good-*/run.json"
+        while not (found := list(folder.glob(begun))):
             assert process.poll() is None, process.stdout.read()
             time.sleep(0.05)
         yield found[0].parent, process
         process.kill()
+
+
+@pytest.fixture
+def running(tmp_path):
+    """Folder of a run in another process, which has begun, and this process."""
+    with started(tmp_path, "run", GOOD.replace("rounds: 3", f"rounds: {ROUNDS}\noutput: {tmp_path}")) as run:
+        yield run
 
 
 def test_a_watched_run_goes_on_when_its_watchers_stop_and_is_followed_to_its_end(running):
@@ -106,34 +111,12 @@ def test_a_running_search_is_followed_to_its_end(tmp_path):
     text = GOOD.replace("rounds: 3", f"rounds: 200\noutput: {tmp_path}").replace(
         "resources: {executor: inline}\n", search
     )
-    (tmp_path / "good.yaml").write_text(text)
-    with PreloadedPython(
-        ["-m", "hedgerow", "search", "good.yaml"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        while not (found := list(tmp_path.glob("good-*/run.json"))):
-            assert process.poll() is None, process.stdout.read()
-            time.sleep(0.05)
-        lines = hedgerow("watch", found[0].parent, "--every", "0.2").output.splitlines()
+    with started(tmp_path, "search", text) as (folder, process):
+        lines = hedgerow("watch", folder, "--every", "0.2").output.splitlines()
         assert process.wait(60) == 0
     assert lines[0] == "good: 2 trials of 200 rounds"
     assert any(line.startswith("good: round 200/200  expected validation accuracy") for line in lines)
-    assert lines[-1] == f"{found[0].parent}: finished"
-
-
-def test_a_job_is_followed_by_its_output(monkeypatch):
-    calls = []
-
-    def print_logs(*arguments: object) -> int:
-        calls.append(arguments)
-        return 7
-
-    monkeypatch.setattr("hedgerow.cluster.job_commands.print_logs", print_logs)
-    assert hedgerow("watch", "raysubmit_1", "--address", "http://head:8265").exit_code == 7
-    assert calls == [("raysubmit_1", "http://head:8265", True)]
+    assert lines[-1] == f"{folder}: finished"
 
 
 def test_a_search_that_has_just_begun_is_followed(tmp_path):

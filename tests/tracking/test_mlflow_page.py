@@ -12,6 +12,7 @@ from mlflow.tracking import MlflowClient
 from processes import free_port
 from searches import plan
 
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS, page_command
 from hedgerow.searchspaces.tune.search_runner import search
@@ -63,14 +64,14 @@ def test_tags_name_what_one_looks_for(finished, runs):
 
 def test_a_description_says_what_is_learnt_how_and_with_what_result(finished, runs):
     text = runs["001 Fast"].data.tags["mlflow.note.content"]
-    assert "**toys.Stateful** learns `mlp` on `digits`: 12 clients by `dirichlet`, 50% of them" in text
+    assert "**toys.Stateful** learns `mlp` on `digits`: 12 clients by `dirichlet`, 50 % of them" in text
     assert "| model | hidden = [8] |" in text
     accuracy = finished.trials[1].records[-1]["test_accuracy"]
-    assert f"| test accuracy | {accuracy:.1%} |" in text
+    assert f"| test accuracy | {percent(accuracy)} |" in text
     text = runs[finished.folder.name].data.tags["mlflow.note.content"]
     assert "Search `hedge` over `algorithm.lr`, by `validation_accuracy`." in text
     assert "Hedge over 2 experts: its mean expected loss is" in text
-    assert f"| 001 | 0.3 | {finished.hedge[-1]['weights'][1]:.1%} |" in text
+    assert f"| 001 | 0.3 | {percent(finished.hedge[-1]['weights'][1])} |" in text
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
@@ -117,14 +118,14 @@ def test_the_page_of_a_run_shows_its_name_description_tags_metrics_and_charts(pa
     home = f"{server}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
     page.goto(home)
     page.get_by_role("heading", name="001 Fast").wait_for()
-    page.get_by_role("row", name=f"accuracy {last['test_accuracy']:.1%}", exact=True).wait_for()
+    page.get_by_role("row", name=f"test accuracy {percent(last['test_accuracy'])}", exact=True).wait_for()
     said = " ".join(page.get_by_role("main").inner_text().split())
-    assert "toys.Stateful learns mlp on digits: 12 clients by dirichlet, 50% of them" in said
+    assert "toys.Stateful learns mlp on digits: 12 clients by dirichlet, 50 % of them" in said
     for tag, value in (("algorithm", "toys.Stateful"), ("data", "digits"), ("clients", "12"), ("seed", "0")):
         assert f"{tag} : {value}" in said
-    page.get_by_role("row", name=f"test_accuracy {last['test_accuracy']}", exact=True).wait_for()
+    page.get_by_role("row", name=f"test/accuracy {last['test_accuracy']}", exact=True).wait_for()
     page.goto(f"{home}/model-metrics")
-    page.get_by_role("heading", name="client_accuracy", exact=True).wait_for()
+    page.get_by_role("heading", name="accuracy", exact=True).first.wait_for()
     line = page.locator("svg path.js-line").first
     line.wait_for(state="attached")
     assert line.evaluate("e => e.getTotalLength()") > 100

@@ -14,6 +14,7 @@ from paths import ROOT
 
 import hedgerow
 from hedgerow import Interrupted, UserError
+from hedgerow.platform.common.percent import percent
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.yaml_reader import dump_values
 from hedgerow.platform.runs import runner
@@ -75,7 +76,7 @@ def test_the_figure_shows_the_frame_and_a_notebook_shows_both(ran):
     assert ran._repr_png_().startswith(b"\x89PNG")
     html = ran._repr_html_()
     assert ran.folder.name in html
-    assert f"<td>{ran.summary['test_accuracy']:.1%}</td>" in html
+    assert f"<td>{percent(ran.summary['test_accuracy'])}</td>" in html
     assert "data:image/png;base64," in html
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +11,8 @@ from pydantic import BaseModel
 
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.registries import algorithms
-from hedgerow.platform.ui.starter_files import NEEDS, SCHEMA, commented, complete
+from hedgerow.platform.ui.explained_experiment import NEEDS, commented, complete
+from hedgerow.platform.ui.starter_files import SCHEMA
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_nothing_is_overwritten(here):
 
 def test_it_has_every_key_with_its_value_and_its_description(here):
     experiment = complete("mine", "feddyn")
-    text = commented(experiment, Path("mine.yaml"))
+    text = commented(experiment)
     assert yaml.safe_load(text) == experiment.model_dump(mode="json")
     told = comments(text)
     found = descriptions(experiment)
@@ -88,7 +88,7 @@ def test_editors_find_the_schema_that_lies_beside_it(here):
 )
 def test_an_experiment_gets_what_its_algorithm_needs(here, name):
     experiment = complete("mine", name)
-    (here / "mine.yaml").write_text(commented(experiment, Path("mine.yaml")))
+    (here / "mine.yaml").write_text(commented(experiment))
     assert load_experiment(here / "mine.yaml") == experiment
     assert experiment.algorithm == algorithms.section(name)()
     assert len(NEEDS) == 10

@@ -6,7 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from hedgerow.platform.tracking.formatting import count_text, loss_text, percent, summary_cells
+from hedgerow.platform.common.percent import percent
+from hedgerow.platform.tracking.formatting import count_text, loss_text, summary_cells
 from hedgerow.platform.tracking.summary import diverged, summarise
 from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
@@ -44,7 +45,7 @@ def test_the_closing_table_marks_targets_that_were_not_reached():
     closing_table([("mine", summarise(RUN, [0.6, 0.7]))], Console(file=out, width=200))
     text = out.getvalue()
     assert "mine" in text
-    assert "60.0%" in text
+    assert "60.0 %" in text
     assert "10+" in text
 
 
@@ -64,10 +65,10 @@ def test_a_loss_reaches_its_target_from_above():
 
 def test_more_decimals_are_shown_where_rounding_would_reach_a_target():
     near = summarise(records([0.8997]), [0.9])
-    assert summary_cells(near)["test accuracy"] == summary_cells(near)["best"] == "89.97%"
-    assert summary_cells(summarise(records([0.9]), [0.9]))["test accuracy"] == "90.0%"
-    assert summary_cells(summarise(records([0.8997]), []))["test accuracy"] == "90.0%"
-    assert percent(0.89999, [0.5, 0.9]) == "89.999%"
+    assert summary_cells(near)["test accuracy"] == summary_cells(near)["best"] == "89.97 %"
+    assert summary_cells(summarise(records([0.9]), [0.9]))["test accuracy"] == "90.0 %"
+    assert summary_cells(summarise(records([0.8997]), []))["test accuracy"] == "90.0 %"
+    assert percent(0.89999, [0.5, 0.9]) == "89.999 %"
 
 
 def test_large_losses_are_written_in_scientific_form():
@@ -116,7 +117,7 @@ def test_a_table_leaves_out_columns_and_cuts_no_word():
     wide = set(headings_of(texts[1000]))
     assert wide == {"run", *summary_cells(summary)}
     assert "too narrow" not in texts[1000]
-    assert {"run", "test accuracy", "to 60%", "to 70%"} <= set(headings_of(texts[80])) < wide
+    assert {"run", "test accuracy", "to 60 %", "to 70 %"} <= set(headings_of(texts[80])) < wide
     assert "columns for which the terminal is too narrow (--json has all): " in texts[80]
     assert re.search(r"too narrow .*\bsent\b", " ".join(texts[80].split()))
 
@@ -143,7 +144,7 @@ def test_elsewhere_than_on_a_terminal_progress_is_plain_lines():
     lines = out.getvalue().splitlines()
     assert lines[0] == "mine: 100 rounds"
     assert len(lines) == 12
-    assert "round 100/100  test accuracy 50.0%  train loss 0.020  2.0 rounds/s" in lines[-1]
+    assert "round 100/100  test accuracy 50.0 %  train loss 0.020  2.0 rounds/s" in lines[-1]
     assert "\x1b" not in out.getvalue()
 
 
@@ -153,7 +154,7 @@ def test_on_a_terminal_progress_is_a_bar():
         for record in RUN:
             progress(record)
     assert "5/5" in out.getvalue()
-    assert "accuracy 60.0%" in out.getvalue()
+    assert "accuracy 60.0 %" in out.getvalue()
 
 
 @pytest.mark.parametrize("runs", [{"a": RUN}, {"a": RUN, "b": records([float("nan")])}, {"a": records([None, None])}])

@@ -15,8 +15,9 @@ import numpy as np
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
+from hedgerow.platform.common.user_cache import cache_folder
 from hedgerow.platform.data.dataset import Dataset, mistake_in
-from hedgerow.platform.data.mapped_arrays import cache_folder, save
+from hedgerow.platform.data.mapped_arrays import save
 from hedgerow.platform.data.sources.source import Source
 
 _FORMAT = 3

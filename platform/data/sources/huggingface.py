@@ -9,8 +9,9 @@ from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.common.user_cache import cache_folder
 from hedgerow.platform.data.dataset import Dataset
-from hedgerow.platform.data.mapped_arrays import cache_folder, empty
+from hedgerow.platform.data.mapped_arrays import empty
 from hedgerow.platform.data.sources.image_folder import resized
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 from hedgerow.platform.data.sources.source import Source

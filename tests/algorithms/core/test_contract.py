@@ -14,7 +14,7 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime import contract_check as contract
 from hedgerow.platform.runtime.factory import build_algorithms, build_data, check
-from hedgerow.platform.ui.starter_files import complete
+from hedgerow.platform.ui.explained_experiment import complete
 
 BROKEN = [
     ("NoReturn", "`round` returns nothing; return the new server state at its end"),

@@ -46,7 +46,7 @@ from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_algorithms, build_data, check_task
-from hedgerow.platform.ui.starter_files import complete
+from hedgerow.platform.ui.explained_experiment import complete
 from hedgerow.searchspaces.spaces.space import value_at, with_overrides
 
 DATA = blobs(samples=160)

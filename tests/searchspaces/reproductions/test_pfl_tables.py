@@ -136,9 +136,9 @@ def test_devices_are_told_of_where_models_are_personal():
     assert devices({"plain": plain}) == {}
     own[-1] |= {"client_accuracy": 0.75, "client_accuracy_highest": 1.0, "client_accuracy_lowest": 0.5}
     assert devices({"own": own}) == {
-        "average device, at the end": {"own": "75.0%"},
-        "highest device, at the end": {"own": "100.0%"},
-        "lowest device, at the end": {"own": "50.0%"},
+        "average device, at the end": {"own": "75.0 %"},
+        "highest device, at the end": {"own": "100.0 %"},
+        "lowest device, at the end": {"own": "50.0 %"},
     }
 
 

@@ -82,7 +82,7 @@ def test_accuracies_stand_beside_the_rounds_to_the_targets():
     assert [high["FedDyn CE"], low["FedDyn CE"], high["FedAvg robustness"]] == ["419 [419]", "419 [399]", "1199+ [808]"]
     assert after["target"] == "after 1200 rounds"
     assert [after[heading] for heading in line.methods] == [
-        "- [66.4%]", "70.0% [71.8%]", "- [75.8%]", "-", "- [81.2%]", "-", "-", "-",
+        "- [66.4 %]", "70.0 % [71.8 %]", "- [75.8 %]", "-", "- [81.2 %]", "-", "-", "-",
     ]  # fmt: skip
 
 

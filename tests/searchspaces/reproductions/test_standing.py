@@ -26,8 +26,8 @@ def test_methods_stand_at_equal_rounds_and_at_equal_traffic():
     pooled = records([0.7, 0.7, 0.7], 0)
     rows = standing({"dear": dear, "cheap": cheap, "plain": plain, "pooled": pooled})
     # The shortest run has three rounds; of those that count what they compute, the cheapest sends 6.
-    assert rows["after 3 rounds"] == {"dear": "60.0%", "cheap": "50.0%", "plain": "90.0%", "pooled": "70.0%"}
-    assert rows["after 6 transmissions"] == {"dear": "20.0%", "cheap": "50.0%", "plain": "90.0%"}
+    assert rows["after 3 rounds"] == {"dear": "60.0 %", "cheap": "50.0 %", "plain": "90.0 %", "pooled": "70.0 %"}
+    assert rows["after 6 transmissions"] == {"dear": "20.0 %", "cheap": "50.0 %", "plain": "90.0 %"}
     assert rows["cleaning auc"] == {"dear": "0.4", "cheap": "0.25"}
     assert rows["exchanges"] == {"dear": "8", "cheap": "6", "plain": "0", "pooled": "0"}
     assert rows["hessian products"] == {"dear": "40", "cheap": "15"}
@@ -36,8 +36,8 @@ def test_methods_stand_at_equal_rounds_and_at_equal_traffic():
 def test_accuracies_are_of_those_that_ran_so_long():
     runs = {"long": records([0.1, 0.2, None, 0.4]), "short": records([0.3, 0.5])}
     assert after(runs, [2, 3, 5]) == {
-        "after 2 rounds": {"long": "20.0%", "short": "50.0%"},
-        "after 3 rounds": {"long": "20.0%"},
+        "after 2 rounds": {"long": "20.0 %", "short": "50.0 %"},
+        "after 3 rounds": {"long": "20.0 %"},
     }
 
 

@@ -197,7 +197,7 @@ def test_a_methods_best_configuration_reaches_the_first_target_first():
 
 def test_a_line_without_targets_shows_the_best_accuracy():
     shown = result("central/shakespeare-natural", [("central", curve([0.3, 0.52, 0.51], units=0), "finished")])
-    assert shown.rows() == [{"setting": "Shakespeare / natural", "target": "best", "central": "52.0% [51.2%]"}]
+    assert shown.rows() == [{"setting": "Shakespeare / natural", "target": "best", "central": "52.0 % [51.2 %]"}]
 
 
 def test_where_no_configuration_reaches_a_loss_the_lowest_is_shown():
@@ -227,7 +227,7 @@ def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_p
     folder = tmp_path / "tables" / "feddyn-T2.3-mnist-iid"
     text = (folder / "table.md").read_text()
     # Four rounds of SCAFFOLD are eight transmissions; the published cells belong to targets that were changed.
-    assert re.search(r"\| MNIST / IID \* \| 99% \| - \| 8\+ \| 4\+ \| - \|", text)
+    assert re.search(r"\| MNIST / IID \* \| 99 % \| - \| 8\+ \| 4\+ \| - \|", text)
     assert "data digits; rounds run (of 4): SCAFFOLD 4, FedAvg 4" in text
     assert "changed from the source: task.data={name: digits}" in text
     record = json.loads((folder / "table.json").read_text())
@@ -399,7 +399,7 @@ def test_published_numbers_stand_beside_measured_ones(ray_here, tmp_path):
     told = hedgerow("table", "feddyn/T2.2/mnist-iid", *changed, "--methods", "feddyn", "--output", str(tmp_path))
     assert told.exit_code == 0, told.output
     text = (tmp_path / "tables" / "feddyn-T2.2-mnist-iid" / "table.md").read_text()
-    assert "| 98.2% | 4+ [38] | - [72] | - [194] | - [445] |" in text
+    assert "| 98.2 % | 4+ [38] | - [72] | - [194] | - [445] |" in text
 
 
 @pytest.mark.exhaustive("processes")
@@ -409,7 +409,7 @@ def test_cells_of_runs_with_diverged_clients_are_marked(ray_here, tmp_path):
     told = hedgerow("table", "feddyn/T2.3/mnist-iid", *changed, "--output", str(tmp_path))
     assert told.exit_code == 0, told.output
     text = (tmp_path / "tables" / "feddyn-T2.3-mnist-iid" / "table.md").read_text()
-    assert re.search(r"\| 99% \| - \| - \| 4\+† \| - \|", text)
+    assert re.search(r"\| 99 % \| - \| - \| 4\+† \| - \|", text)
     assert re.search(r"- † MNIST / IID, FedAvg: warning: \d+ client answers were not finite and left out", text)
 
 

@@ -98,7 +98,7 @@ def test_hedges_last_weights_go_with_their_experts_wherever_those_are_sorted():
 def test_an_algorithm_that_transmits_nothing_has_no_gain():
     (row,) = sweep_rows([Trial("000", {}, records([0.9], cost=0))], "test_accuracy", "max", [0.5])
     assert (row["transmissions_to_0.5"], row["gain_to_0.5"]) == (0, None)
-    assert display([row])[0]["transmissions to 50%"] == "0"
+    assert display([row])[0]["transmissions to 50 %"] == "0"
 
 
 def test_the_best_trial_by_each_metric():
@@ -147,10 +147,10 @@ def test_a_csv_file_of_rows_with_different_columns_has_them_all(tmp_path):
 def test_markdown_has_percentages_gains_and_marks_of_what_was_not_reached():
     found = trials()
     assert to_markdown(sweep_rows([found[0], found[3], found[4]], "test_accuracy", "max", [0.5])) == (
-        "| trial | lr | mu | test accuracy | best | transmissions | rounds to 50% | transmissions to 50% | status |\n"
+        "| trial | lr | mu | test accuracy | best | transmissions | rounds to 50 % | transmissions to 50 % | status |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| 000 | 0.1 | 1 | 90.0% | 90.0% | 8 | 3 | 6 (1.0×) | finished |\n"
-        "| 004 | 0.01 | - | 20.0% | 20.0% | 4 | - | 4+ | finished |\n"
+        "| 000 | 0.1 | 1 | 90.0 % | 90.0 % | 8 | 3 | 6 (1.0×) | finished |\n"
+        "| 004 | 0.01 | - | 20.0 % | 20.0 % | 4 | - | 4+ | finished |\n"
         "| 003 | 100 | - | - | - | - | - | - | died |\n"
     )
     found[4].records = records([0.1] * 20)
@@ -159,10 +159,10 @@ def test_markdown_has_percentages_gains_and_marks_of_what_was_not_reached():
 
 def test_markdown_of_the_best_formats_each_value_as_its_metric():
     lines = to_markdown(best_per_metric(trials(), [0.6, 0.99])).splitlines()
-    assert lines[2].startswith("| test accuracy | 000 | lr=0.1 mu=1 | 90.0% | 8 | 4 | 8 (8.0×) |")
+    assert lines[2].startswith("| test accuracy | 000 | lr=0.1 mu=1 | 90.0 % | 8 | 4 | 8 (8.0×) |")
     assert lines[3].startswith("| test loss | 000 | lr=0.1 mu=1 | 0.100 |")
-    assert lines[6].startswith("| transmissions to 60% | 001 | lr=1 | 1 | 4 | 1 | 1 (1.0×) |")
-    assert lines[7].startswith("| transmissions to 99% | - | - | not reached |")
+    assert lines[6].startswith("| transmissions to 60 % | 001 | lr=1 | 1 | 4 | 1 | 1 (1.0×) |")
+    assert lines[7].startswith("| transmissions to 99 % | - | - | not reached |")
 
 
 def test_markdown_escapes_pipes_and_line_ends():
@@ -196,7 +196,7 @@ def test_the_leaders_and_the_best_experts_metric_come_from_the_experts_records()
 def test_a_search_that_never_made_up_its_mind_says_so():
     summary = hedge_summary(hand_made()[:2], ["a", "b"], "test_accuracy")
     assert summary["certain"] is None
-    assert "no expert ever had more than 90%" in hedge_sentences(summary)
+    assert "no expert ever had more than 90 %" in hedge_sentences(summary)
 
 
 def test_the_sentences_about_hedge():
@@ -204,8 +204,8 @@ def test_the_sentences_about_hedge():
     assert hedge_sentences(summary) == (
         "Hedge over 2 experts: its mean expected loss is 0.237 over 3 rounds; the best expert in hindsight, "
         "lr=0.1, has 0.100; the total regret is 0.41 (within its bound, 2.5).\n"
-        "At the end lr=0.1 leads with 95.0% of the weight; 90% was first exceeded in round 3.\n"
-        "Weighted test accuracy, averaged over the rounds: 83.5%."
+        "At the end lr=0.1 leads with 95.0 % of the weight; 90 % was first exceeded in round 3.\n"
+        "Weighted test accuracy, averaged over the rounds: 83.5 %."
     )
     assert "(above its bound, 0.2)" in hedge_sentences(summary | {"bound": 0.2})
     assert "regret is 0.41.\n" in hedge_sentences(summary | {"bound": None})

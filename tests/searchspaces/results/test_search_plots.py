@@ -81,7 +81,7 @@ def test_parallel_coordinates_of_conditional_categorical_and_logarithmic_keys(tm
         Trial("006", {"algorithm.lr": 0.1, "algorithm.name": "a$b", "x.on": False}, records([0.4])),
     ]
     (svg,) = check(parallel(found, "test_accuracy", "max", tmp_path), {"parallel_coordinates"})
-    for text in ("lr", "mu", "name", "fedprox", "true", "-", "test accuracy", "90.0%", "best: lr=0.1 mu=1, 90.0%"):
+    for text in ("lr", "mu", "name", "fedprox", "true", "-", "test accuracy", "90.0 %", "best: lr=0.1 mu=1, 90.0 %"):
         assert f"<!-- {text} -->" in svg
     check(parallel(found, "test_loss", "min", tmp_path), {"parallel_coordinates"})
 

@@ -48,7 +48,7 @@ def test_the_test_score_of_the_winner_is_shown_once(finished):
     assert summary["winner_test_loss"] == last(finished, "test_loss")[0]
     text = (finished.folder.path / "results.md").read_text()
     assert text.count("Test score of the winner, lr=0.3 (trial 000): test accuracy ") == 1
-    assert "Validation samples: 10.0% of each client's training samples (task.validation)." in text
+    assert "Validation samples: 10.0 % of each client's training samples (task.validation)." in text
     assert TEST_NOTE not in text
     assert "fraction: 0.1" in finished.folder.experiment.read_text()
 
