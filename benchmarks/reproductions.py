@@ -387,6 +387,18 @@ LINES = (
         "from the clients' samples for six epochs",
     ),
     ReproductionLine(
+        "referee-flute",
+        "referee/flute-lr-mnist/two-classes",
+        "end test_accuracy",
+        SHARE,
+        [],
+        {"sigmoid": (), "no sigmoid": ("task.loss=cross_entropy",)},
+        seeds=(1, 2, 3, 4, 5),
+        needs_data=True,
+        compared=[("no sigmoid", "sigmoid")],
+        note="accuracy after 100 rounds, with the published sigmoid before the softmax and without it",
+    ),
+    ReproductionLine(
         "moml-linear",
         "moml/A.10/s-mnist",
         "end ltm",
