@@ -62,12 +62,10 @@ def test_a_claim_that_holds_has_an_interval_that_excludes_zero_or_says_that_it_h
     if entry.verdict not in HOLDS:
         return
     several = [json.loads((RESULTS / one).read_text()) for one in entry.results if one.startswith("reproductions/")]
-    if not several:
-        assert "one seed" in entry.reason.lower(), name
-        return
-    outcomes = [pages.outcome(result, *claim) for result in several for claim in result["claims"]]
-    assert any(outcomes), name
     assert all(len(result["settings"]["seeds"]) >= 3 for result in several)
+    # A published number is no difference of methods: a comparison may have no claim.
+    outcomes = [pages.outcome(result, *claim) for result in several for claim in result["claims"]]
+    assert any(outcomes) if outcomes else "one seed" in entry.reason.lower(), name
 
 
 @pytest.mark.parametrize("file", SEVERAL, ids=lambda file: file.stem)
