@@ -96,5 +96,12 @@ def test_the_page_has_every_table_and_names_the_rows_that_were_not_run(pages):
     assert all(f"#{pages.anchor(table.name)})" in overview for table in all_tables())
 
 
+@pytest.mark.parametrize("family", dict.fromkeys(table.name.partition("/")[0] for table in all_tables()))
+def test_the_page_has_no_empty_cell(family, pages):
+    lines = [line for line in pages.reproductions(family).splitlines() if line.strip().startswith("|")]
+    assert [line for line in lines if any(not cell.strip() for cell in line.strip()[1:-1].split("|"))] == []
+    assert all(line.count("|") == 4 for line in pages.reproductions("").splitlines())
+
+
 def test_a_table_without_an_entry_was_not_run():
     assert verdict_on("feddyn/T9.9") == NOT_RUN
