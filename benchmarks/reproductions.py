@@ -147,7 +147,6 @@ SHORT = ("task.partition.tasks=100", "rounds=100", "evaluation.every=100")
 FEDHEN = {"FedHeN": (), "Decouple": (), "NoSide": ()}
 FEDHEN_CLAIMS = (("FedHeN", "Decouple"), ("FedHeN", "NoSide"))
 SIDE_CLAIMS = (("FedAvg distillation", "FedAvg CE"), ("FedAvg robustness", "FedAvg CE"))
-CIFAR10 = "task.data={name: image_folder, path: cifar10_imagefolder.zip}"
 VARIANTS = ("Iter-topK", "Non-iter")
 FEDDYN = {"FedDyn": (), "SCAFFOLD": ("algorithm.steps=50",), "FedAvg": (), "FedProx": ()}
 FEDDYN_CLAIMS = tuple(("FedDyn", other) for other in ("SCAFFOLD", "FedAvg", "FedProx"))
@@ -379,26 +378,6 @@ LINES = (
         seeds=(1, 2, 3),
         note="digits, 14 samples per client, Dirichlet 0.3; accuracy after 40 rounds, not rounds to a target; the "
         "teacher learns from all training samples",
-    ),
-    ReproductionLine(
-        "side-dirichlet-cifar10",
-        "side/T7.1/cifar10-iid",
-        "end test_accuracy",
-        SHARE,
-        SIDE_CLAIMS,
-        {"FedAvg CE": (), "FedAvg distillation": (), "FedAvg robustness": ()},
-        [
-            CIFAR10,
-            "task.partition={kind: dirichlet, clients: 100, alpha: 0.3, samples_per_client: 100}",
-            "task.teacher={model: {name: preact_resnet, channels: [16, 32, 64], blocks: [1, 1, 1], groups: 4}, "
-            "epochs: 6, batch_size: 100, lr_cosine: 6}",
-            "rounds=12",
-            "evaluation.every=4",
-        ],
-        seeds=(1, 2, 3),
-        needs_data=True,
-        note="a fifth of the samples, 100 per client, Dirichlet 0.3, a small network, 12 rounds; the teacher learns "
-        "from the clients' samples for six epochs",
     ),
     ReproductionLine(
         "referee-flute",
