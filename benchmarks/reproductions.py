@@ -390,7 +390,6 @@ LINES = (
         note="accuracy after 100 rounds, with each pixel standardised as LEAF's are, and with one mean and deviation",
     ),
     MOML_LINEAR,
-    replication(MOML_LINEAR, (4, 5, 6, 7, 8, 9)),
     ReproductionLine(
         "moml-buffer",
         "moml/5.4/s-mnist",
