@@ -34,6 +34,9 @@ STARTED = Path(__file__).parent.parent / "build" / "reproductions"
 LAST = 3
 """Number of evaluations whose scores are averaged, so that no single round decides."""
 
+LATE = 50
+"""The same for metrics of single tasks."""
+
 ALWAYS = ("resources.executor=inline", "tracking.enabled=false", "checkpoints.every=0", "engine.compile=false")
 """Changes that affect no number of a result."""
 
@@ -91,9 +94,9 @@ def to_target(run: FinishedRun) -> float:
     return float((first or run.records[-1])["transmissions"])
 
 
-def last(run: FinishedRun, metric: str) -> float:
+def last(run: FinishedRun, metric: str, number: int = LAST) -> float:
     """Mean of a metric over the last evaluations."""
-    return mean([record[metric] for record in run.records if metric in record][-LAST:])
+    return mean([record[metric] for record in run.records if metric in record][-number:])
 
 
 def end(run: FinishedRun, metric: str) -> float:
@@ -107,14 +110,15 @@ def within(run: FinishedRun, budget: float, metric: str) -> float:
 
 
 def score_of(name: str) -> Callable[[FinishedRun], float]:
-    """Score by name: transmissions, ltm_minus_ctm, share NAME (of the students), last METRIC, end METRIC or
-    at TRANSMISSIONS METRIC."""
+    """Score by name: transmissions, ltm_minus_ctm, share NAME (of the students), last METRIC, late METRIC, end METRIC
+    or at TRANSMISSIONS METRIC."""
     kind, _, metric = name.partition(" ")
     scores: dict[str, Callable[[FinishedRun], float]] = {
         "transmissions": to_target,
         "ltm_minus_ctm": lambda run: end(run, "ltm") - end(run, "ctm"),
         "share": lambda run: end(run, metric) / run.experiment.algorithm.starts,
         "last": lambda run: last(run, metric),
+        "late": lambda run: last(run, metric, LATE),
         "end": lambda run: end(run, metric),
         "at": lambda run: within(run, float(metric.split()[0]), metric.split()[1]),
     }
@@ -159,6 +163,17 @@ MOML_SHORT = ReproductionLine(
     seeded=("seed", "task.partition.seed"),
     needs_data=True,
     note="100 tasks instead of 1000; one expert per method, the best of a run over the grids with seed 0",
+)
+
+FEDHEN_IID = ReproductionLine(
+    "fedhen-iid",
+    "fedhen/T4.1/digits",
+    ACCURACY,
+    SHARE,
+    FEDHEN_CLAIMS,
+    FEDHEN,
+    seeds=(1, 2, 3),
+    note="digits and small networks; accuracy of the complex network after 100 rounds, not rounds to a target",
 )
 
 FEDSEP_STEPS = tuple(
@@ -329,15 +344,83 @@ LINES = (
         ["rounds=50"],
         note="digits and 20 devices instead of CIFAR and 100; accuracy after 50 rounds",
     ),
+    FEDHEN_IID,
+    replication(FEDHEN_IID, (4, 5, 6, 7, 8, 9)),
     ReproductionLine(
-        "fedhen-iid",
-        "fedhen/T4.1/digits",
+        "side-dirichlet",
+        "side/T7.1/digits-iid",
         ACCURACY,
         SHARE,
-        FEDHEN_CLAIMS,
-        FEDHEN,
+        [("FedAvg robustness", "FedAvg CE")],
+        {"FedAvg CE": (), "FedAvg robustness": ()},
+        [
+            "task.partition={kind: dirichlet, clients: 100, alpha: 0.3}",
+            "task.teacher=null",
+            "rounds=40",
+            "evaluation.stop=false",
+        ],
         seeds=(1, 2, 3),
-        note="digits and small networks; accuracy of the complex network after 100 rounds, not rounds to a target",
+        note="digits, 14 samples per client, Dirichlet 0.3; accuracy after 40 rounds, not rounds to a target; without "
+        "distillation, which needs a teacher's run",
+    ),
+    ReproductionLine(
+        "referee-flute",
+        "referee/flute-lr-mnist/two-classes",
+        "end test_accuracy",
+        SHARE,
+        [],
+        {"as published": (), "pixels not standardised": ("task.data={name: mnist}",)},
+        seeds=(1, 2, 3, 4, 5),
+        needs_data=True,
+        compared=[("as published", "pixels not standardised")],
+        note="accuracy after 100 rounds, with each pixel standardised as LEAF's are, and with one mean and deviation",
+    ),
+    ReproductionLine(
+        "moml-linear",
+        "moml/A.10/s-mnist",
+        "end ltm",
+        "% LTM",
+        [("MOML", "MOML-zero")],
+        dict.fromkeys(("MOML", "MOML-zero"), STREAM["MOML"]),
+        SHORT,
+        seeds=(1, 2, 3),
+        seeded=("seed", "task.partition.seed"),
+        needs_data=True,
+        note="100 tasks instead of 1000; MOML's expert of moml-s-mnist for both",
+    ),
+    ReproductionLine(
+        "moml-buffer",
+        "moml/5.4/s-mnist",
+        "end ltm",
+        "% LTM",
+        [("B=5", "MOML"), ("B=5", "random B=5")],
+        {
+            "MOML": (
+                "algorithm={name: moml, lr: 0.1, weight_decay: 0.001, batch_size: 10, adapt_steps: 5, adapt_lr: 0.1, "
+                "steps: 20, alpha: 1.0}",
+            ),
+            **dict.fromkeys(("B=5", "random B=5"), STREAM["MOML"]),
+        },
+        SHORT,
+        seeds=(1, 2, 3),
+        seeded=("seed", "task.partition.seed"),
+        needs_data=True,
+        note="100 tasks instead of 1000; MOML's expert of moml-s-mnist for all",
+    ),
+    ReproductionLine(
+        "moml-efficiency",
+        "moml/efficiency/s-mnist",
+        "late efficiency_points",
+        "samples of a new task",
+        [("MOML", "FTML"), ("MOML", "FS")],
+        {name: STREAM[name] for name in ("MOML", "FTML", "FS")},
+        SHORT,
+        more=False,
+        seeds=(1, 2, 3),
+        seeded=("seed", "task.partition.seed"),
+        needs_data=True,
+        note="100 tasks instead of 1000; mean over the last 50 tasks of the samples that reach 80 %, and 60 where none "
+        "do; experts as in moml-s-mnist",
     ),
 )
 

@@ -3,7 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from hedgerow.platform.common.percent import percent, short_percent
@@ -19,10 +19,10 @@ def results() -> dict[str, Any]:
 
 
 def tuning(part: str) -> str:
-    """One of the tables, by its name: a task, or tasks, methods, ranks, noise, online, one run, conditions."""
+    """One of the tables, by its name: a task, or tasks, methods, ranks, noise, online, one run, rates, conditions."""
     tables = {
         **{"tasks": tasks, "methods": methods, "ranks": ranks},
-        **{"noise": noise, "online": online, "one run": one_run, "conditions": conditions},
+        **{"noise": noise, "online": online, "one run": one_run, "rates": rates, "conditions": conditions},
     }
     return tables[part]() if part in tables else scores(part)
 
@@ -155,6 +155,17 @@ def online() -> str:
         for rule, found in (task["deployed"] or {}).items()
     ]
     return table(["deployed expert", "accuracy on the next task", "client rounds, share of all experts"], rows)
+
+
+def rates() -> str:
+    """Regret of Hedge by its rate, on synthetic streams: mean and standard deviation over the seeds."""
+    streams = json.loads(RESULTS.with_name("hedge_rates.json").read_text())["streams"]
+    first = next(iter(streams.values()))
+    rows = [
+        [f"`{rate}`", *(f"{mean(found[rate]):.1f} ± {stdev(found[rate]):.1f}" for found in streams.values())]
+        for rate in first
+    ]
+    return table(["rate", *streams], rows)
 
 
 def conditions() -> str:

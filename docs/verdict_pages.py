@@ -1,6 +1,7 @@
 """Sections of the page about reproductions, from verdicts.yaml and the stored results that it names."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from statistics import mean, stdev
@@ -37,7 +38,7 @@ def overview() -> str:
     """Verdicts of all tables, with links to their sections."""
     tables = all_tables()
     counts = Counter(verdict_on(table.name) for table in tables)
-    lines = ["| verdict | tables | |", "|---|---|---|"]
+    lines = ["| verdict | number | tables |", "|---|---|---|"]
     for verdict in VERDICTS:
         named = [f"[{t.name}](#{anchor(t.name)})" for t in tables if verdict_on(t.name) == verdict]
         if named:
@@ -101,7 +102,7 @@ def measured(name: str) -> str:
     table = folder / "table.md"
     if not table.exists():
         return f"Stored result: `benchmarks/results/{name}`\n"
-    lines = [line for line in table.read_text().splitlines() if line.startswith("|")]
+    lines = [re.sub(r"\|(?=  ?\|)", "| -", line) for line in table.read_text().splitlines() if line.startswith("|")]
     body = indented("\n".join(lines) + "\n")
     link = f"[all of it](benchmarks/results/{folder.relative_to(RESULTS).as_posix()}/table.md)"
     return f'??? example "One seed: {folder.name}"\n\n{body}\n    {link}\n'
@@ -124,9 +125,11 @@ def comparison(result: Result) -> str:
         holds = holds if [better, worse] in claims else "no claim"
         label = f"{better} - {worse}" if worse else better
         differences.append(f"| {label} | {scale * found.mean:+.1f} | {interval} | {found.p:.2g} | {holds} |")
-    changes = ", ".join(f"`{change}`" for change in result["settings"]["sets"])
-    changes += "".join(
-        f"; {h}: {', '.join(f'`{c}`' for c in cs)}" for h, cs in result["settings"]["methods"].items() if cs
+    changed = {"": result["settings"]["sets"], **result["settings"]["methods"]}
+    changes = "; ".join(
+        (f"{heading}: " if heading else "") + ", ".join(f"`{one}`" for one in keys)
+        for heading, keys in changed.items()
+        if keys
     )
     about = (
         f"`{result['settings']['row']}`, {result['unit']}, {seeds} seeds, mean ± standard deviation. {result['note']}. "

@@ -10,6 +10,7 @@ REPRODUCTIONS = {
     "fedhen": "papers/fedhen_tables.yaml",
     "side": "papers/side_tables.yaml",
     "disk": "papers/disk_tables.yaml",
+    "referee": "papers/referee_tables.yaml",
     "slots": "papers/slots_tables.yaml",
 }
 """File with the tables of each paper, by the first part of their names."""

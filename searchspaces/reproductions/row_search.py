@@ -1,5 +1,6 @@
 """Plans the searches of a table row: one sweep or, for a stream, one Hedge search per method."""
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -134,8 +135,8 @@ def _note(found: dict[Any, tuple[str, ConfigDict]], heading: str, section: Any, 
 
 def _reported(changed: Sequence[str]) -> list[str]:
     """Changes that may affect the numbers."""
-    elsewhere = ("output", "tracking", "resources")
-    return [one for one in changed if one.partition("=")[0].partition(".")[0] not in elsewhere]
+    elsewhere = re.compile(r"(output|tracking|resources|search\.concurrency)[.=]")
+    return [one for one in changed if not elsewhere.match(one)]
 
 
 def _wanted_methods(table: str, headings: list[str], methods: Sequence[str]) -> list[str]:

@@ -81,3 +81,13 @@ def test_an_arm_draws_a_configuration_and_its_neighbours(tasks, tmp_path):
     assert len(arms) == 30
     # The neighbourhoods of two values are equal.
     assert len(tasks.plan_of("cifar", tasks.TASKS["cifar"], 0, tasks.ARMS, str(tmp_path)).configurations) == 8
+
+
+def test_regret_by_rate_is_as_the_page_says(tuning):
+    streams = json.loads((ROOT / "benchmarks" / "results" / "hedge_rates.json").read_text())["streams"]
+    assert tuning("rates").count("\n") == 2 + len(streams["two alternate"])
+    order = {name: sorted(found, key=lambda rate: math.fsum(found[rate])) for name, found in streams.items()}
+    assert order["two alternate"][-1] == "leader"
+    assert {"anytime", "adahedge", "tuned", "gamma 0.9"} == set(order["two alternate"][:4])
+    assert order["the best one changes"][0] == order["one is better"][-1] == "fixed_share"
+    assert "gamma 0.1" in order["one is better"][:3]
