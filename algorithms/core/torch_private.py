@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -84,7 +84,7 @@ def is_batched(value: Any) -> bool:
     """Whether a value is a tensor with a dimension that vmap hides; without the name: whether it is a tensor."""
     if not isinstance(value, Tensor):
         return False
-    return _hidden_dimension is None or _hidden_dimension(value) >= 0
+    return _hidden_dimension is None or _hidden_dimension(without_levels(value)) >= 0
 
 
 _hidden_dimension: Any
@@ -98,16 +98,58 @@ _hidden_dimension, _level_of, _without_level = (
 
 @contextmanager
 def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> Iterator[None]:
-    """Context in which a module has other parameters, as in `torch.func.functional_call`, tied ones included."""
-    places = [(table, key, w[name]) for name, table, key in _places(module) if name in w]
-    before = [table[key] for table, key, _ in places]
+    """Context in which a module has other parameters, as in `torch.func.functional_call`, tied ones included.
+
+    Parameters count as tied if they were so at the first call.
+    """
+    given = [(table, key, name) for names, table, key in _places(module) if (name := _first(names, w)) is not None]
+    before = [table[key] for table, key, _ in given]
     try:
-        for table, key, tensor in places:
-            table[key] = tensor
+        for table, key, name in given:
+            table[key] = w[name]
         yield
     finally:
-        for (table, key, _), tensor in zip(places, before, strict=True):
+        for (table, key, _), tensor in zip(given, before, strict=True):
             table[key] = tensor
+
+
+def _first(names: Sequence[str], w: dict[str, Tensor]) -> str | None:
+    return next((name for name in names if name in w), None)
+
+
+class _Structure(NamedTuple):
+    """What a module consists of. places: names, dictionary and key of each parameter and buffer."""
+
+    places: list[tuple[tuple[str, ...], dict[str, Any], str]]
+    children: list[tuple[dict[str, Any], dict[str, Any]]]
+    """Dictionary of each module's children, and its copy."""
+    sizes: list[tuple[dict[str, Any], int]]
+
+    @property
+    def is_current(self) -> bool:
+        return all(now == then for now, then in self.children) and all(len(table) == n for table, n in self.sizes)
+
+
+_known: WeakKeyDictionary[nn.Module, _Structure] = WeakKeyDictionary()
+
+
+def _places(module: nn.Module) -> list[tuple[tuple[str, ...], dict[str, Any], str]]:
+    """Names, dictionary and key of each parameter and buffer of a module; tied ones have several names."""
+    known = _known.get(module)
+    if known is None or not known.is_current:
+        names: dict[Tensor, list[str]] = {}
+        found, children, sizes = [], [], []
+        for prefix, part in module.named_modules(remove_duplicate=False):
+            children.append((part._modules, dict(part._modules)))
+            for table in (part._parameters, part._buffers):
+                sizes.append((table, len(table)))
+                for key, tensor in table.items():
+                    name = f"{prefix}.{key}".removeprefix(".")
+                    mine = [] if tensor is None else names.setdefault(tensor, [])
+                    mine.append(name)
+                    found.append((mine, table, key))
+        known = _known[module] = _Structure([(tuple(mine), *place) for mine, *place in found], children, sizes)
+    return known.places
 
 
 def call(module: nn.Module, w: dict[str, Tensor], *inputs: Any, **options: Any) -> Any:
@@ -118,23 +160,6 @@ def call(module: nn.Module, w: dict[str, Tensor], *inputs: Any, **options: Any) 
         return torch.func.functional_call(module, w, inputs, options)
     with set_parameters(module, w):
         return module(*inputs, **options)
-
-
-_known_places: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, Any], str]]] = WeakKeyDictionary()
-
-
-def _places(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Name, dictionary and key of each parameter and buffer of a module; tied ones have the first one's name."""
-    if module not in _known_places:
-        names: dict[Tensor, str] = {}
-        places = []
-        for prefix, part in module.named_modules(remove_duplicate=False):
-            for table in (part._parameters, part._buffers):
-                for key, tensor in table.items():
-                    if tensor is not None:
-                        places.append((names.setdefault(tensor, f"{prefix}.{key}".removeprefix(".")), table, key))
-        _known_places[module] = places
-    return _known_places[module]
 
 
 def gradients(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

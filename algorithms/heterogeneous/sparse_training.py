@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -252,10 +252,10 @@ def largest(scores: Tensor, ones: Any) -> Tensor:
     number = min(n, ceil(ones))
     if number <= 0:
         return torch.zeros_like(scores)
-    # Several times faster than sorting.
+    # Several times faster than sorting, which puts NaN first.
+    scores = torch.where(scores.isnan(), inf, scores)
     threshold = scores.kthvalue(n - number + 1, dim=-1, keepdim=True).values
-    # NaN counts as large, so that a client that diverges still sends it.
-    above, tied = ~(scores <= threshold), scores == threshold
+    above, tied = scores > threshold, scores == threshold
     rest = number - above.sum(-1, keepdim=True)
     return (above | (tied & (tied.cumsum(-1) <= rest))).to(scores.dtype)
 

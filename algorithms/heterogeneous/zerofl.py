@@ -119,7 +119,7 @@ class SwatLinear(nn.Linear):
     """Linear layer whose weight gradient uses only the largest of each sample's activations.
 
     Its output and the gradient with respect to its input are unchanged. density: share of these activations, a buffer
-    that is passed through `functional_call`.
+    that is passed through `call`.
     """
 
     density: Tensor

@@ -1,4 +1,4 @@
-"""Operations on trees in the memory of their first argument, also under vmap, which has no such operations of its own.
+"""Operations on trees in the memory of their first argument, also under vmap, where torch's own take a slow path.
 
 They save the memory of a result in every local step. Where torch's private names are missing, or a tensor does not have
 all dimensions of vmap that the result has, the result is a new tree with equal numbers.
@@ -42,6 +42,9 @@ def apart(gradients: Iterable[Tensor]) -> list[Tensor]:
     storages: set[int] = set()
     result = []
     for gradient in gradients:
+        if gradient.layout is not torch.strided:
+            result.append(gradient)
+            continue
         memory, _ = batched_memory(gradient)
         storage = memory.untyped_storage().data_ptr()
         is_apart = storage not in storages and 0 not in memory.stride()

@@ -35,7 +35,7 @@ stop() {
 }
 trap stop USR1 TERM
 
-# Hedgerow creates the first file when it saves a round. The second one is there if the start before saved none.
+# Hedgerow creates the first file when it saves a round. The second file marks that the start before saved none.
 export HEDGEROW_SAVED=$(pwd)/.slurm-$SLURM_JOB_ID.saved
 idle=${HEDGEROW_SAVED%.saved}.idle
 rm -f "$HEDGEROW_SAVED"

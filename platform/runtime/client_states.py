@@ -107,6 +107,7 @@ class ClientStates:
 
     def keep(self, clients: np.ndarray, states: Tree) -> None:
         """Hold the new states (leaves with a leading client dimension) as pending; they must not change any more."""
+        self.packed = None
         self.pending |= {client: (states, row) for row, client in enumerate(clients.tolist())}
 
     def changes(self, round: int) -> tuple[np.ndarray, np.ndarray]:

@@ -132,7 +132,7 @@ class Coordinator:
         self._behind -= records.keys()
         every = self.servers[0].experiment.checkpoints.every
         is_best = any(self.servers[variant].has_best_round for variant in records)
-        # Another loss could not be made good until there is a checkpoint.
+        # Copies of client states are incomplete until the next checkpoint.
         if self.done or (every and self.round % every == 0) or is_best or self.executor.exposed:
             self.save()
         return records

@@ -185,7 +185,12 @@ class Executor:
         lost = sorted(self._empty)
         if not self._is_stateful:
             return True
-        if not lost or any(self._keeper(worker) in self.exposed for worker in lost):
+        if not lost:
+            # Every worker has its states, but copies on their way may be lost.
+            self.exposed |= {keeper for keeper, _ in self._undelivered()}
+            self._copies = {}
+            return True
+        if any(self._keeper(worker) in self.exposed for worker in lost):
             return False
         try:
             for worker, copy in self._undelivered():

@@ -168,7 +168,7 @@ class FederatedServer:
     def run_round(self) -> ExchangeSteps:
         """Run the next round. When the generator ends, the record of the round is the last of `history`.
 
-        No exchanges at all mean that all those of the round are complete, and that it has changed client states.
+        Yields an empty list once all exchanges of the round are complete: the new client states are then copied.
         """
         start = time.perf_counter()
         number = self.round + 1

@@ -1,5 +1,7 @@
 """`FixedParameters` sets parameters in a module once, with the outputs of `functional_call` in every call."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from helpers import blobs, small_task
@@ -55,6 +57,24 @@ def test_shared_parameters_and_layers_are_set_everywhere_and_restored_after_an_e
     with pytest.raises(RuntimeError, match="shapes"):
         call(module, {"a.weight": torch.zeros(3, 3)}, x)
     assert all(p is own[name] for name, p in module.named_parameters())
+
+
+def test_a_module_that_has_changed_since_the_last_call_is_searched_again():
+    module, x = Shared(), torch.randn(3, 4)
+    call(module, {}, x)
+    module.b = nn.Linear(4, 4)
+    module.c.register_buffer("shift", torch.zeros(4))
+    w = {name: torch.randn_like(tensor) for name, tensor in module.state_dict().items()}
+    expected = functional_call(deepcopy(module), {name: w[name] for name in w if not name.startswith("c.")}, (x,))
+    torch.testing.assert_close(call(module, w, x), expected)
+
+
+def test_tied_parameters_are_known_by_each_of_their_names():
+    module, x = Shared(), torch.randn(3, 4)
+    weight = torch.randn(4, 4)
+    outputs = [call(module, {name: weight}, x) for name in ("a.weight", "b.weight", "c.weight")]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
 def test_gradients_are_those_of_autograd():

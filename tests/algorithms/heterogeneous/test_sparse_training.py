@@ -17,6 +17,7 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.feddst import chosen, readjusted
 from hedgerow.algorithms.heterogeneous.sparse_training import erdos_renyi, largest, spread
 from hedgerow.algorithms.heterogeneous.zerofl import SwatConv2d, SwatLinear
+from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
@@ -251,6 +252,25 @@ def test_the_largest_are_those_of_a_stable_sort():
         assert torch.equal(largest(scores, int(ones)), expected)
         assert torch.equal(vmap(lambda row, ones=ones: largest(row, ones))(scores), expected)
         assert torch.equal(vmap(largest)(scores, ones.expand(clients)), expected)
+
+
+def test_nan_is_largest_and_their_number_is_kept():
+    scores = torch.tensor([[1.0, torch.nan, 3.0, 2.0], [torch.nan, torch.nan, 3.0, torch.nan]])
+    assert largest(scores, 2).tolist() == [[0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+
+
+def test_variants_with_different_numbers_find_them_within_a_gradient():
+    scores = torch.randn(2, 5).abs()
+    ones = torch.tensor([[1.0], [3.0]])
+
+    def masked(w, ones):
+        return (largest(w.detach(), ones[0] * 1.0) * w).sum()
+
+    def gradient(w, ones):
+        return gradient_and_value(masked)(w, ones)[0]
+
+    found = vmap(gradient)(scores, ones)
+    assert torch.equal(found, torch.stack([largest(scores[0], 1), largest(scores[1], 3)]))
 
 
 def test_of_equal_scores_the_first_are_largest():

@@ -76,6 +76,22 @@ def test_gradients_of_their_own_are_not_copied():
     assert fourth.tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
+def test_sparse_gradients_are_left_as_they_are():
+    table = torch.randn(5, 2, requires_grad=True)
+    rows = torch.tensor([1, 3, 3])
+    w = {"w": table.detach()}
+    data = ClientData(X, X, lambda x: x, {}, False)
+    found, _ = minimize(
+        lambda p, batch: torch.nn.functional.embedding(rows, p["w"], sparse=True).pow(2).sum(),
+        w,
+        data,
+        LocalSGD(lr=0.1, momentum=0.5),
+        batches=[BATCH],
+    )
+    assert torch.equal(found["w"][[0, 2, 4]], w["w"][[0, 2, 4]])
+    torch.testing.assert_close(found["w"][3], 0.6 * w["w"][3])
+
+
 OPERATIONS = {
     "add": (lambda a, b, s: add_({"w": a}, {"w": b}, s)["w"], torch.addcmul),
     "add a multiple": (lambda a, b, s: add_({"w": a}, {"w": b}, 0.3)["w"], lambda a, b, s: a + 0.3 * b),
