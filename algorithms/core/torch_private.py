@@ -118,7 +118,7 @@ def _first(names: Sequence[str], w: dict[str, Tensor]) -> str | None:
 
 
 class _Structure(NamedTuple):
-    """What a module consists of. places: names, dictionary and key of each parameter and buffer."""
+    """Structure of a module. places: names, dictionary and key of each parameter and buffer."""
 
     places: list[tuple[tuple[str, ...], dict[str, Any], str]]
     children: list[tuple[dict[str, Any], dict[str, Any]]]

@@ -34,7 +34,8 @@ def lerp_(a: Any, b: Any, weight: Tensor) -> Any:
 def apart(gradients: Iterable[Tensor]) -> list[Tensor]:
     """Gradients that can be changed in place: none of them shares memory with another one or with itself.
 
-    The gradients of two parameters that the model adds are one tensor, and that of a sum repeats one number.
+    The gradients of two parameters that the model adds are one tensor, and that of a sum repeats one number. The
+    backward function of a user must not return a tensor that it keeps.
     """
     if torch.compiler.is_compiling():
         # Nothing is then changed in place.
