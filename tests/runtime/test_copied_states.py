@@ -58,6 +58,7 @@ def calm_and_disturbed(tmp_path, name: str, deaths: dict[int, list[int]], rates:
     return mortal
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["scaffold", "toys.Narrow", "pfldyn"])
 @pytest.mark.parametrize("call", [8, 9, 10, 11, 12, 13, 14])
 def test_no_earlier_round_runs_again(tmp_path, name, call):
@@ -65,6 +66,7 @@ def test_no_earlier_round_runs_again(tmp_path, name, call):
     assert mortal.rounds == sorted(mortal.rounds)
 
 
+@pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("call", [9, 10, 11])
 def test_variants_that_run_together_do_not_either(tmp_path, call):
     mortal = calm_and_disturbed(tmp_path, "scaffold", {1: [call]}, rates=(0.1, 0.2))
