@@ -55,7 +55,7 @@ def slurm(folder, tmp_path_factory):
     with slurm_cluster(tmp_path_factory.mktemp("cluster") / "slurm", lines=PARTITIONS) as slurm:
         slurm.env |= {
             "HEDGEROW_ENV": sys.prefix,
-            "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+            "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(folder), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
             "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         }
         (folder / "token").write_text(secrets.token_hex(32))
@@ -112,8 +112,10 @@ def test_a_job_too_short_for_its_run_is_requeued_until_the_run_is_finished(slurm
 
 
 def test_a_job_that_saves_no_new_round_twice_in_a_row_is_not_requeued(slurm, folder):
-    # Slurm sends USR1 before Ray has started, or soon after.
-    job = submit(slurm, folder, "--time=1", "--signal=B:USR1@59", SCRIPT, "run", "slowed.yaml")
+    # Slurm sends USR1 while the module of the model is imported.
+    (folder / "late.py").write_text("import time\n\ntime.sleep(200)\n")
+    (folder / "late.yaml").write_text(yaml.safe_dump({**FILE, "task": {**FILE["task"], "model": {"name": "late.Net"}}}))
+    job = submit(slurm, folder, "--time=1", "--signal=B:USR1@59", SCRIPT, "run", "late.yaml")
     ended = slurm.wait(job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", seconds=400)
     log = (folder / f"hedgerow-{job}.log").read_text()
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), log
