@@ -55,7 +55,7 @@ def slurm(folder, tmp_path_factory):
     with slurm_cluster(tmp_path_factory.mktemp("cluster") / "slurm", lines=PARTITIONS) as slurm:
         slurm.env |= {
             "HEDGEROW_ENV": sys.prefix,
-            "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(folder), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(SUPPORT), str(folder), os.environ.get("PYTHONPATH")))),
             "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         }
         (folder / "token").write_text(secrets.token_hex(32))
