@@ -95,6 +95,8 @@ class Executor:
         self._is_stateful = False
         self._empty: set[int] = set()
         """Workers that have been replaced and do not have their clients' states yet."""
+        self._restored = False
+        """Whether states were restored since the exchange began."""
 
     @property
     def num_workers(self) -> int:
@@ -109,6 +111,7 @@ class Executor:
             for number in range(self.num_shards)
         ]
         broadcasts = [exchange.received for exchange in exchanges]
+        self._restored = False
         stateless = [_cohort(exchange).is_stateless for exchange in exchanges]
         self._is_stateful = self._is_stateful or not all(stateless)
         # Before plans are measured, which begins the round on every worker.
@@ -185,12 +188,12 @@ class Executor:
         lost = sorted(self._empty)
         if not self._is_stateful:
             return True
-        if not lost:
-            # Every worker has its states, but copies on their way may be lost.
+        if not lost and self._restored:
+            # The exchange failed again although every worker has its states: copies on their way may be lost.
             self.exposed |= {keeper for keeper, _ in self._undelivered()}
             self._copies = {}
             return True
-        if any(self._keeper(worker) in self.exposed for worker in lost):
+        if not lost or any(self._keeper(worker) in self.exposed for worker in lost):
             return False
         try:
             for worker, copy in self._undelivered():
@@ -205,7 +208,7 @@ class Executor:
                         number += 1
         except (WorkerLost, DamagedCheckpoint):
             return False
-        self._empty = set()
+        self._empty, self._restored = set(), True
         return True
 
     def _undelivered(self) -> list[tuple[int, Any]]:
