@@ -58,7 +58,7 @@ def calm_and_disturbed(tmp_path, name: str, deaths: dict[int, list[int]], rates:
     return mortal
 
 
-@pytest.mark.grid
+@pytest.mark.grid("name")
 @pytest.mark.parametrize("name", ["scaffold", "toys.Narrow", "pfldyn"])
 @pytest.mark.parametrize("call", [8, 9, 10, 11, 12, 13, 14])
 def test_no_earlier_round_runs_again(tmp_path, name, call):

@@ -29,6 +29,7 @@ def mnist_like(samples: int) -> Dataset:
     )
 
 
+@pytest.mark.grid(keep=2)
 @pytest.mark.parametrize("name", CELLS)
 def test_a_row_has_the_published_cells_and_can_be_run(name):
     table, (row,) = find_rows(f"referee/{name}")
