@@ -77,6 +77,7 @@ def test_bits_are_those_of_one_process_and_ray_is_not_started(algorithm, tmp_pat
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
 
 
+@pytest.mark.exhaustive("kills")
 def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
     slow, log_file = tmp_path / "slow", tmp_path / "clients"
     slow.touch()

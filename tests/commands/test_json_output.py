@@ -123,6 +123,7 @@ def test_every_command_that_has_a_document_is_in_the_reference():
     assert told == set(names(main))
 
 
+@pytest.mark.exhaustive("processes")
 def test_runs(here, ran):
     assert [one["name"] for one in ran] == ["good", "other"]
     for one in ran:
