@@ -100,7 +100,8 @@ _hidden_dimension, _level_of, _without_level = (
 def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> Iterator[None]:
     """Context in which a module has other parameters, as in `torch.func.functional_call`, tied ones included.
 
-    Parameters count as tied if they were so at the first call.
+    Parameters count as tied if they were so at the first call. There is no fallback for the private dictionaries of
+    torch.nn.Module.
     """
     given = [(table, key, name) for names, table, key in _places(module) if (name := _first(names, w)) is not None]
     before = [table[key] for table, key, _ in given]

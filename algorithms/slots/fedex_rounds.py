@@ -33,8 +33,7 @@ ERROR, SAMPLES = "validation_error", "validation_samples"
 class FedExRounds(AlgorithmProxy):
     """An algorithm, with or without slots, whose clients draw some hyperparameters in each round.
 
-    Values that are the same in all configurations are
-    set once; the others are part of each client's message.
+    Values that are the same in all configurations are set once; the others are part of each client's message.
     """
 
     def __init__(self, algorithm: Algorithm, settings: FedEx):

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.layer_context import BufferPolicy, LayerContext, TrainMode, in_train_mode
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.task import trainable
-from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS
+from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS, call
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.common.errors import UserError, one_line
 
@@ -125,7 +124,7 @@ def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, 
     def one(x: Tensor, mask: Tensor, key: Tensor) -> Any:
         def loss(w: dict[str, Tensor]) -> Tensor:
             if mode is None:
-                return functional_call(module, w, (x,)).logsumexp(-1).mean()
+                return call(module, w, x).logsumexp(-1).mean()
             context = LayerContext(mode, True, mode.initial(module), key)
             context.note("train", 0, Batch(x, mask, mask, mask.any().float()))
             return context.call(module, w, x).logsumexp(-1).mean()

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.core.task import FixedParameters
 from hedgerow.algorithms.core.torch_private import call, gradients
+from hedgerow.platform.models.trial import vmap_objection
 
 
 def test_outputs_are_those_of_functional_call_with_any_parameters_and_the_module_is_restored():
@@ -56,6 +57,13 @@ def test_shared_parameters_and_layers_are_set_everywhere_and_restored_after_an_e
     assert all(p is own[name] for name, p in module.named_parameters())
     with pytest.raises(RuntimeError, match="shapes"):
         call(module, {"a.weight": torch.zeros(3, 3)}, x)
+    assert all(p is own[name] for name, p in module.named_parameters())
+
+
+def test_a_trial_under_vmap_leaves_shared_layers_as_they_were():
+    module = Shared()
+    own = dict(module.named_parameters())
+    assert vmap_objection(module, None, (4,), False) is None
     assert all(p is own[name] for name, p in module.named_parameters())
 
 
