@@ -9,7 +9,6 @@ import ctypes
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from joblib import cpu_count
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, local_resources
 from hedgerow.platform.actors.silence import BEAT, Silence, Watch
-from hedgerow.platform.actors.small_messages import pack, pack_apart, unpack, unpack_apart
+from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
@@ -158,8 +157,8 @@ def _compute() -> None:
 def _serve(connection: socket.socket) -> None:
     """Answer calls of a worker's methods until the connection is closed. The first call is `load_run`."""
     worker: Any = None
-    _put(connection, os.getpid())
-    while (message := _get(connection)) is not None:
+    send(connection, os.getpid())
+    while (message := receive(connection)) is not None:
         method, arguments, shared = message
         reply: tuple[Any, Exception | None]
         try:
@@ -172,7 +171,7 @@ def _serve(connection: socket.socket) -> None:
             error.add_note("".join(traceback.format_tb(error.__traceback__)))
             reply = None, _portable(error)
         try:
-            _put(connection, reply)
+            send(connection, reply)
         except OSError:
             return
 
@@ -210,44 +209,6 @@ def _build_worker(
         name=f"states-{rank:04d}",
         owns=lambda clients: owner_of(clients, shards) % actors == rank,
     )
-
-
-def _put(connection: socket.socket, value: Any) -> None:
-    message, buffers = pack_apart(value)
-    sizes = [len(message), *(buffer.nbytes for buffer in buffers)]
-    connection.sendall(struct.pack(f"<q{len(sizes)}q", len(sizes), *sizes) + message)
-    for buffer in buffers:
-        connection.sendall(buffer)
-
-
-def _get(connection: socket.socket) -> Any:
-    """Next value; None if the other end is closed."""
-    if (head := _read(connection, 8)) is None:
-        return None
-    count = struct.unpack("<q", head)[0]
-    sizes = _read(connection, 8 * count)
-    if sizes is None:
-        return None
-    message, *buffers = (_read(connection, size) for size in struct.unpack(f"<{count}q", sizes))
-    if message is None or any(buffer is None for buffer in buffers):
-        return None
-    return unpack_apart(message, buffers)
-
-
-def _read(connection: socket.socket, size: int) -> memoryview | None:
-    # Memory of torch is aligned: the bits of kernels may depend on it.
-    memory: Any = torch.empty(size, dtype=torch.uint8).numpy()
-    view = memoryview(memory)
-    done = 0
-    while done < size:
-        try:
-            arrived = connection.recv_into(view[done:])
-        except ConnectionError:
-            return None
-        if not arrived:
-            return None
-        done += arrived
-    return view
 
 
 def runs_here(experiment: Experiment, address: str | None) -> bool:
@@ -308,7 +269,7 @@ class LocalProcess:
                 # Later runs of this process use Ray.
                 _works = False
                 raise RuntimeError("the process that forks the processes of this run has ended") from error
-        self.pid: int | None = _get(self.connection)
+        self.pid: int | None = receive(self.connection)
         if self.pid is None:
             self.connection.close()
             raise RuntimeError("no process could be forked for this run; is there enough memory?")
@@ -424,7 +385,7 @@ class LocalExecutor(Executor):
         for rank, call in calls.items():
             connection = self.processes[rank].connection
             try:
-                _put(connection, call)
+                send(connection, call)
                 waiting[connection] = rank
             except OSError:
                 lost.append(rank)
@@ -435,7 +396,7 @@ class LocalExecutor(Executor):
             ready: list[Any] = wait(list(waiting), BEAT)
             for connection in ready:
                 rank = waiting.pop(connection)
-                reply = _get(connection)
+                reply = receive(connection)
                 if reply is None:
                     self.processes[rank].pid = None
                     lost.append(rank)
