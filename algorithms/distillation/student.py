@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten
-from hedgerow.algorithms.core.task import drawn
+from hedgerow.algorithms.core.task import Task, drawn
 from hedgerow.algorithms.distillation.teacher import Taught
+from hedgerow.algorithms.distillation.teacher_outputs import SPEC, STREAM, TeacherOutputs
 from hedgerow.algorithms.federated.central import Central
-from hedgerow.algorithms.nn.features import Features, extract_features
+from hedgerow.algorithms.nn.features import Features
 from hedgerow.algorithms.optim.local_sgd import minimize
 
 Lesson = Callable[[Tree, Tree], Tensor]
@@ -47,6 +48,11 @@ class Student(Taught, Central):
     aids: ClassVar[tuple[str, ...]] = ()
     """Other branches of `down` that each student has for itself."""
 
+    def __init__(self, hyper: Any, task: Task):
+        super().__init__(hyper, task)
+        if task.teacher is not None:
+            self.teacher_outputs = TeacherOutputs(task.teacher_task, self.needs_feature_maps)
+
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))
         if cohort.round <= self.hyper.warm_start:
@@ -57,7 +63,8 @@ class Student(Taught, Central):
             teacher = yield from self.teacher(cohort)
             server = self.remembering({"w": server["w"], "teacher": teacher, **self.extra_modules(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
-        result = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool", local_inputs=known)
+        batches = {**self.batches(cohort), STREAM: SPEC}
+        result = yield Exchange(self.train, server, POOL, batches=batches, on="pool", local_inputs=known)
         if is_first_lesson:
             # After the lesson, because mini-batches depend on the number of their exchange.
             yield self.evaluate_teacher(server["teacher"], cohort)
@@ -78,6 +85,7 @@ class Student(Taught, Central):
         def total(flat: Tree, batch: Batch) -> Tensor:
             return self.each(self.lesson(hp, down, batch), unflatten(flat), aids).sum()
 
+        self.teacher_outputs.prepare(down["teacher"], data)
         aids = {key: down[key] for key in self.aids}
         memory = flatten({key: down["momentum"][key] for key in self.learns}) if "momentum" in down else None
         start = flatten({key: down[key] for key in self.learns})
@@ -90,8 +98,7 @@ class Student(Taught, Central):
 
     def says(self, down: Tree, batch: Batch) -> Features:
         """Outputs of the teacher on a mini-batch."""
-        with torch.no_grad():
-            return extract_features(self.teacher_task, down["teacher"], batch.x)
+        return self.teacher_outputs.on(down["teacher"], batch)
 
     def drawn(self, module: nn.Module, cohort: Cohort, name: str) -> Tree:
         """Initial parameters of a module, for each student."""
