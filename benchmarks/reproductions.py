@@ -151,6 +151,33 @@ FEDDYN = {"FedDyn": (), "SCAFFOLD": ("algorithm.steps=50",), "FedAvg": (), "FedP
 FEDDYN_CLAIMS = tuple(("FedDyn", other) for other in ("SCAFFOLD", "FedAvg", "FedProx"))
 TARGET = ("evaluation.targets=[0.93]", "evaluation.stop=true", "rounds=150")
 
+BEST_MINIMUM = "share minimum_D"
+STUDENTS = "% of the students in the best minimum"
+PLANE_SEEDS = ("seed", "task.data.seed")
+PLANE_SEARCH = ("evaluation.every=200", "algorithm.starts=40")
+PLANE = {
+    "CE": (),
+    "KD": ("algorithm.name=kd", "algorithm.tau=1.0"),
+    "DiSK": (
+        "algorithm.name=disk",
+        "algorithm.tau=1.0",
+        "algorithm.top_k=2",
+        "algorithm.epochs=null",
+        "algorithm.steps=3",
+        "algorithm.guide_hidden=[8]",
+        "algorithm.guide_lr=null",
+    ),
+}
+BATCHES = ("algorithm.batch_size=100",)
+ONE_PASS = {"DiSK": ("algorithm.steps=null", "algorithm.epochs=1")}
+NARROW = ("task.data.variance=0.0025",)
+PLANE_TASKS: dict[str, tuple[Sequence[str], Mapping[str, Sequence[str]]]] = {
+    "all samples": ((), {}),
+    "batches of 100": (BATCHES, ONE_PASS),
+    "all samples, r a deviation": (NARROW, {}),
+    "batches of 100, r a deviation": ((*NARROW, *BATCHES), ONE_PASS),
+}
+
 MOML_SHORT = ReproductionLine(
     "moml-s-mnist",
     "moml/5.1/s-mnist",
@@ -421,6 +448,36 @@ LINES = (
         needs_data=True,
         note="100 tasks instead of 1000; mean over the last 50 tasks of the samples that reach 80 %, and 60 where none "
         "do; experts as in moml-s-mnist",
+    ),
+    ReproductionLine(
+        "disk-plane-task",
+        "disk/6.1/gaussians",
+        BEST_MINIMUM,
+        STUDENTS,
+        [],
+        {
+            f"{method}, {title}": (*PLANE[method], *changes, *sizes.get(method, ()))
+            for title, (changes, sizes) in PLANE_TASKS.items()
+            for method in PLANE
+        },
+        sets=PLANE_SEARCH,
+        seeds=(11, 12),
+        seeded=PLANE_SEEDS,
+        note="40 students for each of two draws of the data, with the printed defaults; r = 0.05 as a variance or a "
+        "standard deviation, and steps on all samples or on mini-batches, where DiSK has one pass for the guide and "
+        "one for the student",
+    ),
+    ReproductionLine(
+        "disk-plane",
+        "disk/searched/gaussians",
+        BEST_MINIMUM,
+        STUDENTS,
+        [("DiSK", "KD"), ("DiSK", "CE")],
+        {"CE": (), "KD": (), "DiSK": ()},
+        sets=PLANE_SEARCH,
+        seeds=(2, 3, 4, 5, 6),
+        seeded=PLANE_SEEDS,
+        note="40 students for each draw of the data; cells of the published grids that were found on another draw",
     ),
 )
 

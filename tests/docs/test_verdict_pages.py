@@ -103,5 +103,19 @@ def test_the_page_has_no_empty_cell(family, pages):
     assert all(line.count("|") == 4 for line in pages.reproductions("").splitlines())
 
 
+@pytest.mark.exhaustive("grid")
+def test_every_line_of_the_benchmark_is_a_valid_experiment_and_compares_its_own_methods(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import reproductions
+
+    assert len({line.name for line in reproductions.LINES}) == len(reproductions.LINES)
+    for line in reproductions.LINES:
+        assert {method for pair in (*line.claims, *line.compared) for method in pair} - {""} <= set(line.methods)
+        for heading in line.methods:
+            experiment = reproductions.experiment_of(line, heading, 3, str(tmp_path))
+            assert experiment.seed == 3
+    sys.modules.pop("reproductions")
+
+
 def test_a_table_without_an_entry_was_not_run():
     assert verdict_on("feddyn/T9.9") == NOT_RUN
