@@ -135,6 +135,10 @@ class ClientActor(Worker):
         is_large = self.apart and total is not None and _size(total) >= LARGE
         return StoredSum(self.rank, ray.put(total)) if is_large else total
 
+    def stored(self, method: str, *arguments: Any) -> tuple[Any, int]:
+        """Result of a method, and the rank, which says without the result whether the method has ended or failed."""
+        return getattr(self, method)(*arguments), self.rank
+
     def add(self, one: Tree, other: Tree) -> Tree:
         """Sum of two sums."""
         return tree_map(np.add, one, other)
@@ -242,10 +246,13 @@ class RayExecutor(Executor):
         return getattr(self.actors[worker], method).remote(*arguments)
 
     def _results(self, method: str, arguments: dict[int, tuple]) -> dict[int, Any]:
-        calls = {rank: self._call(rank, method, *mine) for rank, mine in arguments.items()}
-        # An actor that answers a later call has the result in the object store, which outlives it.
-        self._all({rank: self._call(rank, "ready") for rank in calls})
-        return calls
+        calls = {
+            rank: self.actors[rank].stored.options(num_returns=2).remote(method, *mine)
+            for rank, mine in arguments.items()
+        }
+        # The object store has the result once its actor has ended the call, and outlives the actor.
+        self._all({rank: done for rank, (_, done) in calls.items()})
+        return {rank: result for rank, (result, _) in calls.items()}
 
     def _sum_up(self, totals: list[Any], scale: float) -> Tree:
         """Large sums on several nodes are added up in a tree of the actors; the coordinator receives only the result.
