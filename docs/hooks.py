@@ -12,6 +12,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+from actor_tables import balance, balance_on_ray
 from command_pages import commands
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
@@ -94,6 +95,8 @@ def anchor(page: Path, name: str) -> str:
 PARTS = {
     "algorithm": algorithm,
     "algorithms": index,
+    "balance": balance,
+    "balance_on_ray": balance_on_ray,
     "choices": choices,
     "commands": commands,
     "experiment_file": lambda _: experiment_file(),
