@@ -1,4 +1,4 @@
-"""Tables of the page about speed with many actors, from benchmarks/results/balance.json."""
+"""Tables of the page about speed with many actors, from benchmarks/results/balance.json and fan_in.json."""
 
 import json
 from pathlib import Path
@@ -37,3 +37,17 @@ def balance_on_ray(_: str = "") -> str:
         for one in _results("balance")["measured"]
     ]
     return _table(["actors", "clients per round", "efficiency"], rows)
+
+
+def fan_in(_: str = "") -> str:
+    """Peak memory of the coordinator and seconds of a round, with sums to the coordinator or in a tree of actors."""
+    head = ["model", "actors", "nodes", "sums", "peak memory of the coordinator", "time per round"]
+    rows = [
+        [
+            *(f"{one['model_mb']:g} MB", str(one["actors"]), str(one["nodes"])),
+            "all to the coordinator" if one["sums"] == "flat" else "in pairs by the actors",
+            *(f"{one['coordinator_peak_mb'] / 1e3:.2f} GB", f"{one['round_seconds']:.1f} s"),
+        ]
+        for one in _results("fan_in")["measured"]
+    ]
+    return _table(head, rows)

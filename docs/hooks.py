@@ -12,7 +12,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from actor_tables import balance, balance_on_ray
+from actor_tables import balance, balance_on_ray, fan_in
 from command_pages import commands
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
@@ -101,6 +101,7 @@ PARTS = {
     "commands": commands,
     "experiment_file": lambda _: experiment_file(),
     "families": lambda _: families(""),
+    "fan_in": fan_in,
     "references": references,
     "shares": shares,
     "slots": slots,

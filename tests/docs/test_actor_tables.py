@@ -22,7 +22,7 @@ def tables(monkeypatch):
 
 @pytest.mark.parametrize(
     ("part", "name", "entry"),
-    [("balance", "balance", "simulated"), ("balance_on_ray", "balance", "measured")],
+    [("balance", "balance", "simulated"), ("balance_on_ray", "balance", "measured"), ("fan_in", "fan_in", "measured")],
 )
 def test_every_stored_result_is_a_row(tables, part, name, entry):
     assert f"\n::: {part}\n" in PAGE
