@@ -108,10 +108,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     chosen = parser.parse_args()
     tree, results = client_actor.ClientActor, []
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    # Room for all sums, and as much again: by default such a node has 150 MB, and would move sums to the disk.
+    store = int(4e6 * chosen.actors * max(chosen.megabytes))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": store})
     try:
         for _ in range(chosen.nodes):
-            cluster.add_node(num_cpus=-(-chosen.actors // chosen.nodes))
+            cluster.add_node(num_cpus=-(-chosen.actors // chosen.nodes), object_store_memory=store)
         for megabytes in chosen.megabytes:
             for name, actor in (("flat", Flat), ("tree", tree)):
                 client_actor.ClientActor = actor  # type: ignore[misc]

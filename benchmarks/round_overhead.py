@@ -39,8 +39,9 @@ def measure(actors: int, rounds: int) -> dict[str, float]:
         signs = Signs(Path(folder) / ".signs")
         signs.begin()
         spec = ActorSpec([experiment], sys.path, share(dataset), ray.put(vars(partition)))
-        with reserved(experiment.resources, actors) as group:
-            executor = RayExecutor(spec, group, list(range(actors)), signs, actors)
+        kinds = experiment.resources.kinds * actors
+        with reserved(experiment.resources, kinds) as group:
+            executor = RayExecutor(spec, group, list(range(actors)), signs, kinds, kinds)
             coordinator = build_coordinator([experiment], dataset, partition, executor, [Path(folder) / "checkpoints"])
             walls, cpus = [], []
             for _ in range(WARM + rounds - 1):

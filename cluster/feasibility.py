@@ -1,5 +1,6 @@
 """Placement of client actors on nodes, and checks of the memory that they are known to need."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,11 +9,11 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.cluster.nodes import Node
-from hedgerow.platform.actors.actor_room import actors_that_fit, reserved_memory
+from hedgerow.platform.actors.actor_room import reserved_memory, room_by_kind
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.resources import Kind, Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.mapped_arrays import shared_file
 
@@ -30,9 +31,21 @@ class MemoryEstimate:
     """Bytes in each node's object store: data set, partition, and the broadcast model."""
 
 
-def place(resources: Resources, actors: int, nodes: Sequence[Node]) -> list[int]:
-    """Number of actors on each node. The nodes must have room for all; Ray chooses among equivalent placements."""
-    room = [actors_that_fit(resources, [node.resources]) for node in nodes]
+def place(resources: Resources, actors: Sequence[Kind], nodes: Sequence[Node]) -> list[int]:
+    """Number of actors on each node. The nodes must have room for all; Ray chooses among equivalent placements.
+
+    actors: the kind of each.
+    """
+    counts = [0] * len(nodes)
+    for kind, number in Counter(actors).items():
+        for index, count in enumerate(_place(resources, kind, number, nodes)):
+            counts[index] += count
+    return counts
+
+
+def _place(resources: Resources, kind: Kind, actors: int, nodes: Sequence[Node]) -> list[int]:
+    """Number of actors of one kind on each node."""
+    room = [room_by_kind(resources, [node.resources])[kind] for node in nodes]
     counts = [0] * len(nodes)
     by_room = sorted(range(len(nodes)), key=lambda index: -room[index])
     if resources.placement == "pack":

@@ -44,7 +44,7 @@ class NodeGroup(Section):
 
     def nodes(self) -> list[Node]:
         resources = {"CPU": self.cpus, "GPU": float(self.gpus), **memory_of(self.memory * 1e9)}
-        return [Node("", resources)] * self.count
+        return [Node("", _present(resources))] * self.count
 
 
 class Nodes(Section):
@@ -113,7 +113,7 @@ def _node_types(values: dict[str, Any], text: str) -> list[Node]:
             memory = memory_of(memory["memory"])
         for number in range(1, most + 1):
             label = f"{name} {number}" + ", started on demand" * (number > least)
-            nodes.append(Node(label, counts | memory))
+            nodes.append(Node(label, _present(counts | memory)))
     return nodes
 
 
@@ -137,6 +137,11 @@ def _of_pod(spec: dict[str, Any]) -> dict[str, float]:
     return resources
 
 
+def _present(resources: dict[str, float]) -> dict[str, float]:
+    """Resources that a node has, as Ray lists them."""
+    return {kind: amount for kind, amount in resources.items() if amount}
+
+
 def _group(part: str, text: str) -> dict[str, Any]:
     match = _GROUP.fullmatch(part)
     if not match:
@@ -152,7 +157,7 @@ def _group(part: str, text: str) -> dict[str, Any]:
 
 def local_node() -> Node:
     """This machine, with the resources that Ray would detect if a run started it."""
-    return Node("this machine", {"GPU": float(local_gpus()), **local_resources()})
+    return Node("this machine", _present({"GPU": float(local_gpus()), **local_resources()}))
 
 
 def cluster_nodes() -> list[Node]:

@@ -128,6 +128,11 @@ def measure_round_time(
 
     Raises UserError if the actors use GPUs and this machine has none.
     """
+    if experiment.resources.mixed:
+        raise UserError(
+            "plan --measure: client actors of two kinds (resources.mixed) take different times; remove `mixed` to "
+            "measure those with GPUs"
+        )
     if experiment.resources.gpu and not torch.cuda.is_available():
         raise UserError(
             "plan --measure: the client actors use GPUs, but this machine has none; submit the plan to a node with GPUs"

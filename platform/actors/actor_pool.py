@@ -1,7 +1,7 @@
 """Processes of a run on Ray: started, and kept warm for the next run of the same command."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,14 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from hedgerow.platform.actors.actor_room import actors_to_start
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
 from hedgerow.platform.actors.nodes_of_run import Nodes
-from hedgerow.platform.actors.placement import PATIENCE, bundle_of, bundles, reserved, waiting
+from hedgerow.platform.actors.placement import PATIENCE, bundle_indices, bundles, reserved, waiting
 from hedgerow.platform.actors.ray_health import gcs_answers
 from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.resources import Kind
 
 BRIEFLY = 20.0
 """Seconds to wait for resources that others may have taken, if fewer actors are enough. Ray takes up to some seconds to
@@ -69,8 +71,8 @@ class ActorGroup:
 def start_group(
     spec: ActorSpec,
     signs: Signs,
-    num_shards: int,
-    room: int,
+    shares: Sequence[Kind],
+    room: Mapping[Kind, int],
     least: int,
     purpose: Any,
     start_coordinator: Callable[[RayExecutor], Any],
@@ -78,21 +80,22 @@ def start_group(
 ) -> ActorGroup:
     """Start as many client actors as fit, at least `least`, and their coordinator. excluded: ids of nodes not to use.
 
-    Raises UserError when the cluster's resources stay in use for too long.
+    shares: kind of the actor for each share of the work. room: number of actors of each kind that fit. Raises UserError
+    when the cluster's resources stay in use for too long.
     """
-    actors, resources = max(least, min(room, num_shards)), spec.resources
+    actors, fewest = actors_to_start(shares, room, least), actors_to_start(shares, room, least, least)
+    resources = spec.resources
     with ExitStack() as stack:
         try:
-            patience = max(PATIENCE, waiting(resources)) if actors == least else BRIEFLY
+            patience = max(PATIENCE, waiting(resources)) if actors == fewest else BRIEFLY
             group = stack.enter_context(reserved(resources, actors, patience, excluded))
         except UserError:
-            if actors == least:
+            if actors == fewest:
                 raise
             # Other jobs have taken the resources.
-            actors = least
+            actors = fewest
             group = stack.enter_context(reserved(resources, actors, max(PATIENCE, waiting(resources)), excluded))
-        places = [bundle_of(resources, rank) for rank in range(actors)]
-        executor = RayExecutor(spec, group, places, signs, num_shards)
+        executor = RayExecutor(spec, group, bundle_indices(resources, actors), signs, actors, shares)
         coordinator, sizes = start_coordinator(executor), bundles(resources, actors)
         return ActorGroup(purpose, group, sizes, stack.pop_all(), executor, coordinator)
 

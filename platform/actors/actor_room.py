@@ -2,13 +2,14 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from joblib import cpu_count
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import system_memory
-from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.resources import Kind, Resources
 
 STORE_SHARE, STORE_MOST = 0.3, 200e9
 """Default fraction of a node's memory that Ray takes for its object store, and the maximum in bytes."""
@@ -16,12 +17,58 @@ STORE_SHARE, STORE_MOST = 0.3, 200e9
 
 def actors_that_fit(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> int:
     """Number of client actors that fit on the nodes (their Ray resources)."""
-    rooms, each = [_room(resources, node) for node in nodes], resources.actors_per_node
-    return each * sum(room >= each for room in rooms) if each else sum(rooms)
+    return sum(room_by_kind(resources, nodes).values())
+
+
+def room_by_kind(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> dict[Kind, int]:
+    """Number of client actors of each kind that fit on the nodes (their Ray resources)."""
+    own, each = {kind: resources.of_kind(kind) for kind in resources.kinds}, resources.actors_per_node
+    room = dict.fromkeys(own, 0)
+    for node in nodes:
+        kind = kind_on(resources, node)
+        fits = _room(own[kind], node)
+        room[kind] += each * (fits >= each) if each else fits
+    return room
+
+
+def kind_on(resources: Resources, node: Mapping[str, float]) -> Kind:
+    """Kind of the client actors on a node: one with GPUs hosts only actors of kind gpu, if there are two kinds.
+
+    node: its Ray resources; those that are all in use are 0, and those that it does not have are missing.
+    """
+    if len(resources.kinds) == 1:
+        return resources.kinds[0]
+    return "gpu" if "GPU" in node else "cpu"
+
+
+def actors_to_start(
+    shares: Sequence[Kind], room: Mapping[Kind, int], least: int, most: int | None = None
+) -> list[Kind]:
+    """Kinds of the client actors to start, those of a kind next to each other.
+
+    At most one per share of the kind, and at least one of each kind. They are as many as fit, but at least `least`, and
+    at most `most` (None: no limit).
+    """
+    wanted = Counter(shares)
+    counts = dict.fromkeys(wanted, 1)
+    for limits, total in ((room, len(shares) if most is None else most), (wanted, least)):
+        for kind in counts:
+            more = min(limits.get(kind, 0), wanted[kind]) - counts[kind]
+            counts[kind] += max(0, min(more, total - sum(counts.values())))
+    return [kind for kind, count in counts.items() for _ in range(count)]
+
+
+def needed_actors(resources: Resources, actors: int, room: Mapping[Kind, int]) -> list[Kind]:
+    """Kinds of a number of client actors: as many with GPUs as fit, at least one, unless the file lists the kinds."""
+    if isinstance(resources.mixed, list):
+        return actors_to_start(resources.mixed, room, actors, actors)
+    first, last = resources.kinds[0], resources.kinds[-1]
+    with_first = max(1, min(room[first], actors))
+    return [first] * with_first + [last] * (actors - with_first)
 
 
 def _room(resources: Resources, node: Mapping[str, float]) -> int:
-    """Number of client actors that fit on one node. A fraction of a GPU is on a single GPU."""
+    """Number of client actors of one kind that fit on one node. A fraction of a GPU is on a single GPU."""
     rooms = []
     if resources.cpus_per_actor:
         rooms.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
@@ -43,31 +90,49 @@ def reserved_memory(resources: Resources) -> int:
     return 0 if resources.gpu else int(1e6 * (resources.memory_mb or 0))
 
 
-def count_actors(
+def choose_actors(
     resources: Resources, cohort: int, nodes: Sequence[Mapping[str, float]], names: Sequence[str] = ()
-) -> int:
-    """Number of client actors: the file's, or as many as fit, at most one per client of a round.
+) -> list[Kind]:
+    """Kind of each client actor: as many as the file sets, or as many as fit, at most one per client of a round.
 
     nodes: the resources of each node. names: the names of the nodes. Raises UserError when they cannot hold that many,
     or `min_actors` if the file sets it.
     """
-    room = actors_that_fit(resources, nodes)
-    actors = max(1, min(room, cohort)) if resources.actors == "auto" else resources.actors
-    least = resources.min_actors or actors
-    if least > room:
-        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-        names = names or [f"node {number}" for number in range(1, len(nodes) + 1)]
-        memory = reserved_memory(resources)
-        key = "min_actors" if resources.min_actors else "actors"
-        size = f"{resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} GPU{' each' * (least > 1)}"
-        raise UserError(
-            f"resources: {least} client actor{'s' * (least > 1)} of {size}"
-            f"{f' with {memory / 1e9:.3g} GB' if memory else ''} cannot be placed "
-            f"on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
-            f"{_missing(resources, least, nodes, names)}; lower resources.{key}, "
-            f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
-        )
-    return actors
+    room = room_by_kind(resources, nodes)
+    number = max(1, min(sum(room.values()), cohort)) if resources.actors == "auto" else resources.actors
+    least = needed_actors(resources, resources.min_actors or number, room)
+    for kind, count in Counter(least).items():
+        if count > room[kind]:
+            raise _no_room(resources, kind, count, room[kind], nodes, names)
+    return resources.mixed if isinstance(resources.mixed, list) else needed_actors(resources, number, room)
+
+
+def _no_room(
+    resources: Resources,
+    kind: Kind,
+    wanted: int,
+    room: int,
+    nodes: Sequence[Mapping[str, float]],
+    names: Sequence[str],
+) -> UserError:
+    """Error for `wanted` client actors of a kind. room: number of them that fit."""
+    names = names or [f"node {number}" for number in range(1, len(nodes) + 1)]
+    chosen = [(node, name) for node, name in zip(nodes, names, strict=True) if kind_on(resources, node) == kind]
+    nodes, names = [node for node, _ in chosen], [name for _, name in chosen]
+    cpus, gpus = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
+    where = "on this cluster, which has"
+    if len(resources.kinds) > 1:
+        where = f"on the nodes with{'out' * (kind == 'cpu')} GPUs, which have"
+    own, key = resources.of_kind(kind), "min_actors" if resources.min_actors else "actors"
+    memory = reserved_memory(own)
+    size = f"{own.cpus_per_actor:g} CPU and {own.gpus_per_actor:g} GPU{' each' * (wanted > 1)}"
+    return UserError(
+        f"resources: {wanted} client actor{'s' * (wanted > 1)} of {size}"
+        f"{f' with {memory / 1e9:.3g} GB' if memory else ''} cannot be placed "
+        f"{where} {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
+        f"{_missing(own, wanted, nodes, names)}; lower resources.{key}, "
+        f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
+    )
 
 
 def least_actors(resources: Resources) -> int:

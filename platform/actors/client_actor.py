@@ -2,11 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import ray
@@ -22,10 +22,10 @@ from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.resources import Kind, Resources
 from hedgerow.platform.data import Partition
 from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, scaled
-from hedgerow.platform.runtime.assignment import owner_of
+from hedgerow.platform.runtime.assignment import hosts_of, owner_of
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
@@ -78,6 +78,16 @@ class ActorSpec:
     def resources(self) -> Resources:
         return self.experiments[0].resources
 
+    @property
+    def reserved(self) -> dict[str, float]:
+        """CPUs and GPUs that Ray reserves for a client actor, as options of the actor."""
+        return {"num_cpus": self.resources.cpus_per_actor, "num_gpus": self.resources.gpus_per_actor}
+
+    def of_kind(self, kind: Kind) -> Self:
+        """Specification of the client actors of one kind: the same experiments, on their own resources."""
+        own = self.resources.of_kind(kind)
+        return replace(self, experiments=[one.model_copy(update={"resources": own}) for one in self.experiments])
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "experiments": [one.model_dump(mode="json") for one in self.experiments]}
 
@@ -125,6 +135,10 @@ class ClientActor(Worker):
         is_large = self.apart and total is not None and _size(total) >= LARGE
         return StoredSum(self.rank, ray.put(total)) if is_large else total
 
+    def stored(self, method: str, *arguments: Any) -> tuple[Any, int]:
+        """Result of a method, and the rank, which says without the result whether the method has ended or failed."""
+        return getattr(self, method)(*arguments), self.rank
+
     def add(self, one: Tree, other: Tree) -> Tree:
         """Sum of two sums."""
         return tree_map(np.add, one, other)
@@ -148,15 +162,22 @@ class RayExecutor(Executor):
     Actors that die or stay silent for too long are replaced.
 
     bundles: index of each actor's bundle. signs: receives notices about silent actors, and signs of life of the process
-    that waits for them. num_shards: number of shares of the work; None: one per actor. If there are more shares than
-    actors, share i runs on actor i modulo the number of actors, with the same bits.
+    that waits for them. kinds: kind of each actor. shares: kind of the actor for each share of the work. If a kind has
+    more shares than actors, they are dealt to them in turn, with the same bits.
     """
 
     def __init__(
-        self, spec: ActorSpec, group: PlacementGroup, bundles: list[int], signs: Signs, num_shards: int | None = None
+        self,
+        spec: ActorSpec,
+        group: PlacementGroup,
+        bundles: list[int],
+        signs: Signs,
+        kinds: Sequence[Kind],
+        shares: Sequence[Kind],
     ):
-        super().__init__(spec.experiments, None, num_shards or len(bundles))
+        super().__init__(spec.experiments, None, len(shares))
         self.spec, self.group, self.bundles, self.signs = spec, group, bundles, signs
+        self.kinds, self.shares = list(kinds), list(shares)
         self.silence = Silence(spec.resources)
         # On one node, the coordinator reads the sums from shared memory. One value for all actors, later ones included:
         # their sums are added up in the same way.
@@ -178,12 +199,21 @@ class RayExecutor(Executor):
     def num_workers(self) -> int:
         return len(self.actors)
 
+    @property
+    def hosts(self) -> np.ndarray:
+        return hosts_of(self.shares, self.kinds)
+
     def load_run(self, spec: ActorSpec) -> None:
         """Serve another experiment with the same processes, on the same resources. Dead actors are replaced."""
         self.spec, self.silence = spec, Silence(spec.resources)
         self.begin(spec.experiments)
+        own = {kind: spec.of_kind(kind) for kind in spec.resources.kinds}
+        calls = {
+            rank: self._call(rank, "load_run", own[kind], spec.data, spec.partition)
+            for rank, kind in enumerate(self.kinds)
+        }
         with suppress(WorkerLost):
-            self._all(self._each("load_run", spec, spec.data, spec.partition))
+            self._all(calls)
 
     def unload_run(self) -> list[Any]:
         """Make the actors release an experiment that has ended. Returns the actors once they have done so."""
@@ -216,10 +246,13 @@ class RayExecutor(Executor):
         return getattr(self.actors[worker], method).remote(*arguments)
 
     def _results(self, method: str, arguments: dict[int, tuple]) -> dict[int, Any]:
-        calls = {rank: self._call(rank, method, *mine) for rank, mine in arguments.items()}
-        # An actor that answers a later call has the result in the object store, which outlives it.
-        self._all({rank: self._call(rank, "ready") for rank in calls})
-        return calls
+        calls = {
+            rank: self.actors[rank].stored.options(num_returns=2).remote(method, *mine)
+            for rank, mine in arguments.items()
+        }
+        # The object store has the result once its actor has ended the call, and outlives the actor.
+        self._all({rank: done for rank, (_, done) in calls.items()})
+        return {rank: result for rank, (result, _) in calls.items()}
 
     def _sum_up(self, totals: list[Any], scale: float) -> Tree:
         """Large sums on several nodes are added up in a tree of the actors; the coordinator receives only the result.
@@ -327,16 +360,15 @@ class RayExecutor(Executor):
 
     def _spawn(self, rank: int) -> Any:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundles[rank])
-        spec, resources = self.spec, self.spec.resources
-        cpus, gpus = resources.cpus_per_actor, resources.gpus_per_actor
-        actor = ray.remote(ClientActor).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy)
-        owns = partial(_owns, rank=rank, actors=len(self.bundles), shards=self.num_shards)
+        spec = self.spec.of_kind(self.kinds[rank])
+        actor = ray.remote(ClientActor).options(**spec.reserved, scheduling_strategy=strategy)
+        owns = partial(_owns, rank=rank, hosts=self.hosts)
         return actor.remote(spec, spec.data, spec.partition, rank, owns, self.apart)
 
 
-def _owns(clients: np.ndarray, rank: int, actors: int, shards: int) -> np.ndarray:
-    """Mask of the clients (ids) whose states are on the actor with this rank."""
-    return owner_of(clients, shards) % actors == rank
+def _owns(clients: np.ndarray, rank: int, hosts: np.ndarray) -> np.ndarray:
+    """Mask of the clients (ids) whose states are on the actor with this rank. hosts: actor of each share."""
+    return hosts[owner_of(clients, len(hosts))] == rank
 
 
 def end_if_broken(error: RayError) -> None:

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,11 +18,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.actor_pool import ActorGroup, acquire, freed_by_idle, release, start_group
 from hedgerow.platform.actors.actor_room import (
-    actors_that_fit,
-    count_actors,
+    actors_to_start,
+    choose_actors,
     least_actors,
     local_gpus,
     local_resources,
+    room_by_kind,
     say_unused_gpus,
 )
 from hedgerow.platform.actors.client_actor import LOST, ActorSpec, BrokenNodesError, RayExecutor, end_if_broken
@@ -42,6 +43,7 @@ from hedgerow.platform.actors.silence import Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.resources import Kind
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.launch import build_coordinator, build_servers, inline_executor
@@ -115,10 +117,10 @@ class CoordinatorHandle:
     that dies is replaced, and continues from its last checkpoint. When nodes join or leave, the actors are placed
     again. Checkpoints are on this node's disk, so the coordinator stays on this node.
 
-    num_shards: number of shares of the work, which determines the results. There is a client actor for each, or fewer
-    that run several. least: minimum number of client actors to start. notify: receives sentences for the user about
-    silent processes. claim: see Coordinator. ready: future of the Ray session. local: coordinator in this process, or
-    None.
+    shares: kind of the client actor for each share of the work, which determines the results. There is a client actor
+    for each, or fewer that run several. least: minimum number of client actors to start. notify: receives sentences for
+    the user about silent processes. claim: see Coordinator. ready: future of the Ray session. local: coordinator in
+    this process, or None.
     """
 
     group: ActorGroup
@@ -130,7 +132,7 @@ class CoordinatorHandle:
         dataset: Dataset,
         partition: Partition,
         checkpoints: Path,
-        num_shards: int,
+        shares: list[Kind],
         least: int,
         notify: Callable[[str], None],
         claim: Claim | None,
@@ -142,7 +144,7 @@ class CoordinatorHandle:
         self.checkpoints, self.claim = checkpoints.absolute(), claim
         self.notify, self.silence = notify, Silence(self.resources)
         self.signs = Signs(self.checkpoints.parent / ".signs")
-        self.num_shards, self.least, self.local = num_shards, least, local
+        self.shares, self.least, self.local = shares, least, local
         if local:
             local.on_notice = notify
         # The process that continues the run already knows the earlier rounds.
@@ -155,7 +157,7 @@ class CoordinatorHandle:
                 f"node {node} was lost after round {self._last_reported}; the run continues on the other nodes"
             )
         )
-        self._purpose = self.resources.model_dump(exclude={"executor"}), num_shards, tuple(sys.path)
+        self._purpose = self.resources.model_dump(exclude={"executor"}), tuple(shares), tuple(sys.path)
         self._actor_counts: list[int] = []
         self._again, self._pause = math.inf, AGAIN
         self._lost: RayLost | None = None
@@ -219,6 +221,16 @@ class CoordinatorHandle:
 
     def parameters(self) -> Tree:
         return self._ask("parameters")
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shares of the clients' work."""
+        return len(self.shares)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Kind of the client actor for each share."""
+        return self.shares
 
     @property
     def actor_counts(self) -> list[int]:
@@ -314,7 +326,7 @@ class CoordinatorHandle:
             self.spec = ActorSpec([self.experiment], sys.path, *arrays)
             nodes = self.nodes.usable(lasting_nodes())
             self._seen, self._looked = set(nodes), time.monotonic()
-            room = actors_that_fit(self.resources, list(freed_by_idle(nodes).values()))
+            room = room_by_kind(self.resources, list(freed_by_idle(nodes).values()))
             if not self._take_over_idle(set(nodes)):
                 self._gather(room, self.least)
             begun.callback(self.group.close)
@@ -346,20 +358,20 @@ class CoordinatorHandle:
             self._actor_counts.append(self.num_shards)
         return usable
 
-    def _gather(self, room: int, least: int) -> None:
+    def _gather(self, room: Mapping[Kind, int], least: int) -> None:
         """Start client actors and their coordinator. For the arguments see `start_group`."""
         self.group = start_group(
-            *(self.spec, self.signs, self.num_shards, room, least, self._purpose, self._start_coordinator),
+            *(self.spec, self.signs, self.shares, room, least, self._purpose, self._start_coordinator),
             self.nodes.broken,
         )
         self.lost_nodes.use(self.group.hosts().values())
         running = len(self.group.executor.actors)
         self._actor_counts.append(running)
-        if running < min(room, self.num_shards):
+        if running < len(actors_to_start(self.shares, room, 0)):
             # Free resources may not fit together, such as halves of two GPUs.
             self._again, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
-    def _gather_anew(self, room: int) -> None:
+    def _gather_anew(self, room: Mapping[Kind, int]) -> None:
         self.lost_nodes.look(self.group.hosts().values())
         self.group.close()
         self._gather(room, self.resources.min_actors or 1)
@@ -373,31 +385,38 @@ class CoordinatorHandle:
         """Arguments of CoordinatorActor."""
         return self.spec, self.spec.data, self.spec.partition, executor, self.checkpoints, self.claim
 
-    def _room_elsewhere(self) -> int:
-        """Number of client actors that fit now, if nodes have joined or are about to leave and a new placement is
-        useful; else 0.
+    def _room_elsewhere(self) -> dict[Kind, int]:
+        """Number of client actors of each kind that fit now, if nodes have joined or are about to leave and a new
+        placement is useful; else empty.
 
         It is useful if more actors fit than are running, or enough to leave a node that is about to go.
         """
         if time.monotonic() < self._looked + LOOK or not self.health.check():
-            return 0
+            return {}
         found, self._looked = lasting_nodes(), time.monotonic()
         self.lost_nodes.look(self.group.hosts().values())
         self.nodes.start_on_new(self.spec, found)
         nodes = self.nodes.usable(found)
         if set(nodes) == self._seen and self._looked < self._again:
-            return 0
+            return {}
         if set(nodes) != self._seen:
             self._pause = AGAIN
         self._seen, self._again = set(nodes), math.inf
         room, running = self._room(nodes), len(self.group.executor.actors)
         leaving = not set(self.group.hosts().values()) <= set(nodes)
-        of_use = room > running < self.num_shards or (leaving and room >= (self.resources.min_actors or 1))
-        return room if of_use else 0
+        fits, least = self._is_enough(room), self.resources.min_actors or 1
+        number = len(actors_to_start(self.shares, room, 0))
+        return room if fits and (number > running or (leaving and number >= least)) else {}
 
-    def _room(self, nodes: Nodes) -> int:
-        """Number of client actors that fit on the nodes, with their free resources and those of the current actors."""
-        return actors_that_fit(self.resources, list(self.group.freed(nodes).values()))
+    def _room(self, nodes: Nodes) -> dict[Kind, int]:
+        """Number of client actors of each kind that fit on the nodes, with their free resources and those of the
+        current actors.
+        """
+        return room_by_kind(self.resources, list(self.group.freed(nodes).values()))
+
+    def _is_enough(self, room: Mapping[Kind, int]) -> bool:
+        """Whether there is room for a client actor of each kind."""
+        return all(room[kind] for kind in self.shares)
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -435,7 +454,7 @@ class CoordinatorHandle:
         """
         left = {node: free for node, free in lasting_nodes().items() if node not in broken.reasons}
         room = self._room(self.nodes.usable(left))
-        if not room:
+        if not self._is_enough(room):
             raise RuntimeError(str(broken)) from broken
         self.nodes.leave_out(broken.reasons)
         self._gather_anew(room)
@@ -500,15 +519,15 @@ def coordinator_on_ray(
         local = None
         if here and not ready.done():
             say_unused_gpus(resources, local_gpus())
-            shards = count_actors(resources, cohort, [local_resources()])
-            executor = inline_executor([experiment], dataset, partition, shards)
+            shares = choose_actors(resources, cohort, [local_resources()])
+            executor = inline_executor([experiment], dataset, partition, len(shares))
             local = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
         else:
             ready.result()
             wait_for_nodes(resources, least_actors(resources))
             say_unused_gpus(resources, gpus_of_nodes())
-            shards = count_actors(resources, cohort, node_resources())
-        least = resources.min_actors or shards
-        run = experiment, dataset, partition, checkpoints, shards, least, notify, claim, ready, local
+            shares = choose_actors(resources, cohort, node_resources())
+        least = resources.min_actors or len(shares)
+        run = experiment, dataset, partition, checkpoints, shares, least, notify, claim, ready, local
         with CoordinatorHandle(*run) as handle:
             yield handle

@@ -25,7 +25,7 @@ import torch
 from joblib import cpu_count
 
 from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, local_resources
+from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors, local_resources
 from hedgerow.platform.actors.silence import BEAT, Silence, Watch
 from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
 from hedgerow.platform.config.experiment import Experiment
@@ -241,7 +241,7 @@ def local_coordinator(
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
     # The memory of this machine is asked of Ray, whose import takes a second.
     here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
-    shards = num_shards or count_actors(resources, cohort, here)
+    shards = num_shards or len(choose_actors(resources, cohort, here))
     workers = max(1, min(shards, actors_that_fit(resources, here)))
     executor = LocalExecutor([experiment], dataset, partition, workers, shards, notify)
     try:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hedgerow.platform.actors.actor_room import actors_that_fit
+from hedgerow.platform.actors.actor_room import actors_that_fit, kind_on
 from hedgerow.platform.actors.client_actor import ActorSpec, ClientActor, start_failure
 from hedgerow.platform.actors.shared_folder import name_of
 
@@ -86,10 +86,9 @@ class NodesOfRun:
                 # Too small, or in use by others.
                 continue
             where = NodeAffinitySchedulingStrategy(node, soft=False)
-            resources = spec.resources
-            options = {"num_cpus": resources.cpus_per_actor, "num_gpus": resources.gpus_per_actor}
-            actor = ray.remote(ClientActor).options(**options, scheduling_strategy=where)
-            started: Any = actor.remote(spec, spec.data, spec.partition, 0, _owns_none)
+            own = spec.of_kind(kind_on(spec.resources, nodes[node]))
+            actor = ray.remote(ClientActor).options(**own.reserved, scheduling_strategy=where)
+            started: Any = actor.remote(own, own.data, own.partition, 0, _owns_none)
             self._starting[node] = started, started.ready.remote(), time.monotonic()
         for node, (actor, answer, begun) in list(self._starting.items()):
             has_ended, is_late = ray.wait([answer], timeout=0)[0], time.monotonic() > begun + TOO_LONG

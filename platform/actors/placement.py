@@ -2,16 +2,25 @@
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from hedgerow.platform.actors.actor_room import actors_that_fit, count_actors, reserved_memory, say, shares_of_a_gpu
+from hedgerow.platform.actors.actor_room import (
+    actors_that_fit,
+    choose_actors,
+    needed_actors,
+    reserved_memory,
+    room_by_kind,
+    say,
+    shares_of_a_gpu,
+)
 from hedgerow.platform.actors.session import node_resources, on_cluster
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.resources import Kind, Resources
 
 PATIENCE = 60.0
 """Seconds to wait for resources that the cluster has but that are in use."""
@@ -35,35 +44,53 @@ def wait_for_nodes(resources: Resources, actors: int) -> None:
     """
     seconds = waiting(resources)
     begun = said = time.monotonic()
-    if not seconds or actors_that_fit(resources, node_resources()) >= actors:
+    room = room_by_kind(resources, node_resources())
+    needed = needed_actors(resources, actors, room)
+    if not seconds or not _lacking(needed, room):
         return
     what = f"nodes with room for {actors} client actor{'s' * (actors > 1)}"
     say(f"waiting for {what}, up to {seconds:g} s (resources.wait)")
-    group = placement_group(bundles(resources, actors), strategy=strategy(resources))
+    group = placement_group(bundles(resources, needed), strategy=strategy(resources))
     try:
-        while actors_that_fit(resources, nodes := node_resources()) < actors:
+        while _lacking(needed_actors(resources, actors, room), room):
             now = time.monotonic()
             if now > begun + seconds:
                 return
             if now > said + REMINDER:
                 said = now
-                say(f"still waiting for {what}: room for {actors_that_fit(resources, nodes)} after {now - begun:.0f} s")
+                say(f"still waiting for {what}: room for {sum(room.values())} after {now - begun:.0f} s")
             group.wait(min(1.0, seconds))
+            room = room_by_kind(resources, node_resources())
         say(f"the nodes are there after {time.monotonic() - begun:.0f} s")
     finally:
         if ray.is_initialized():
             remove_placement_group(group)
 
 
-def bundles(resources: Resources, actors: int) -> list[dict[str, float]]:
-    """Resources that client actors reserve, by Ray's names: one per actor, or one per node with `actors_per_node`."""
+def _lacking(actors: Sequence[Kind], room: dict[Kind, int]) -> bool:
+    """Whether there is no room for these client actors."""
+    return any(count > room[kind] for kind, count in Counter(actors).items())
+
+
+def bundles(resources: Resources, actors: Sequence[Kind]) -> list[dict[str, float]]:
+    """Resources that client actors reserve, by Ray's names: one per actor, or one per node with `actors_per_node`.
+
+    actors: the kind of each, those of a kind next to each other.
+    """
+    return [_bundle(resources.of_kind(kinds[0]), len(kinds)) for kinds in _bundled(resources, actors)]
+
+
+def bundle_indices(resources: Resources, actors: Sequence[Kind]) -> list[int]:
+    """Index of each client actor's bundle in `bundles`."""
+    return [index for index, kinds in enumerate(_bundled(resources, actors)) for _ in kinds]
+
+
+def _bundled(resources: Resources, actors: Sequence[Kind]) -> list[list[Kind]]:
+    """Kinds of the client actors in each bundle. Actors of two kinds do not share one."""
     each = resources.actors_per_node or 1
-    return [_bundle(resources, min(each, actors - first)) for first in range(0, actors, each)]
-
-
-def bundle_of(resources: Resources, rank: int) -> int:
-    """Index of a client actor's bundle in `bundles`."""
-    return rank // (resources.actors_per_node or 1)
+    return [
+        [kind] * min(each, count - first) for kind, count in Counter(actors).items() for first in range(0, count, each)
+    ]
 
 
 def strategy(resources: Resources) -> str:
@@ -85,7 +112,7 @@ def trials_that_fit(resources: Resources, actors: int) -> int:
 
     Raises UserError when none fits.
     """
-    count_actors(resources.model_copy(update={"actors": actors, "min_actors": None}), actors, node_resources())
+    choose_actors(resources.model_copy(update={"actors": actors, "min_actors": None}), actors, node_resources())
     return actors_that_fit(resources, node_resources()) // actors
 
 
@@ -95,33 +122,46 @@ def cpu_share(trials: int) -> float:
     return min(int(1e4 * sum(cpus) / trials) / 1e4, max(cpus))
 
 
-def _amounts(resources: Resources, actors: int) -> str:
+def _amounts(resources: Resources, actors: Sequence[Kind]) -> str:
     """Resources of client actors together."""
-    return (
-        f"{actors * resources.cpus_per_actor:g} CPUs, {actors * resources.gpus_per_actor:g} GPUs and "
-        f"{actors * reserved_memory(resources) / 1e9:.3g} GB"
-    )
+    own = [resources.of_kind(kind) for kind in actors]
+    cpus, gpus = sum(one.cpus_per_actor for one in own), sum(one.gpus_per_actor for one in own)
+    return f"{cpus:g} CPUs, {gpus:g} GPUs and {sum(map(reserved_memory, own)) / 1e9:.3g} GB"
+
+
+def _selectors(resources: Resources, actors: Sequence[Kind], excluded: Collection[str]) -> list[dict[str, str]] | None:
+    """Labels of the nodes that each bundle may be on, as Ray takes them; None: any node."""
+    with_gpus = {node["NodeID"] for node in ray.nodes() if node["Alive"] and "GPU" in node["Resources"]}
+    selectors = []
+    for kinds in _bundled(resources, actors):
+        avoided = {*excluded, *(with_gpus if len(resources.kinds) > 1 and kinds[0] == "cpu" else ())}
+        selectors.append({"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {})
+    return selectors if any(selectors) else None
 
 
 @contextmanager
 def reserved(
-    resources: Resources, actors: int, patience: float = PATIENCE, excluded: Collection[str] = ()
+    resources: Resources, actors: Sequence[Kind], patience: float = PATIENCE, excluded: Collection[str] = ()
 ) -> Iterator[PlacementGroup]:
-    """Placement group with resources for the client actors, released at the end. excluded: ids of nodes not to use.
+    """Placement group with resources for the client actors, released at the end.
+
+    actors: the kind of each, those of a kind next to each other. excluded: ids of nodes not to use.
 
     Raises UserError when the cluster's resources stay in use for longer than `patience` (seconds).
     """
-    wanted = bundles(resources, actors)
-    elsewhere = [{"ray.io/node-id": f"!in({','.join(sorted(excluded))})"}] * len(wanted) if excluded else None
-    group = placement_group(wanted, strategy=strategy(resources), bundle_label_selector=elsewhere)
+    group = placement_group(
+        bundles(resources, actors),
+        strategy=strategy(resources),
+        bundle_label_selector=_selectors(resources, actors, excluded),
+    )
     try:
         if not group.wait(min(patience, SILENTLY)):
             say(f"waiting for {_amounts(resources, actors)}, which others use, up to {patience:g} s")
         if not group.wait(max(0.0, patience - SILENTLY)):
             free = ray.available_resources()
             raise UserError(
-                f"resources: the cluster is busy: {actors} client actors need {_amounts(resources, actors)}, but after "
-                f"{patience:g} s only "
+                f"resources: the cluster is busy: {len(actors)} client actors need {_amounts(resources, actors)}, "
+                f"but after {patience:g} s only "
                 f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs and {free.get('memory', 0) / 1e9:.3g} GB "
                 "are free; wait for other jobs or lower resources.actors"
             )

@@ -253,7 +253,14 @@ def gpus_of_nodes() -> float:
 
 
 def lasting_nodes() -> dict[str, dict[str, float]]:
-    """Free resources of each node that is alive and has no notice of its removal, by node id."""
+    """Free resources of each node that is alive and has no notice of its removal, by node id.
+
+    Resources that are all in use are 0.
+    """
     leaving, free = draining_nodes(), free_resources()
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
-    return {node: dict(free.get(node, {})) for node in nodes}
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return {
+        node: dict.fromkeys(resources, 0.0) | free.get(node, {})
+        for node, resources in nodes.items()
+        if node not in leaving
+    }

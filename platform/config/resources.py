@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 
 from hedgerow.platform.common.section import Section
 
+Kind = Literal["gpu", "cpu"]
+"""Kind of a client actor: whether it reserves a GPU, or a fraction of one."""
+
 
 def gpu_share(actors: int) -> float:
     """Share of a GPU for each of its `actors`, rounded down to Ray's unit of 1/10,000 so that all of them fit."""
@@ -42,6 +45,12 @@ class Resources(Section):
     )
     actors_per_gpu: int | None = Field(
         None, ge=1, le=10_000, description="client actors per GPU, in place of `gpus_per_actor`; null: use that key"
+    )
+    mixed: bool | list[Kind] = Field(
+        False,
+        description="whether nodes without GPUs host client actors that compute on the CPU, in addition to the client "
+        "actors on GPUs; true: as many as fit, recorded as `kinds` in run.json; a list, as run.json has it, gives the "
+        "kind of each client actor, gpu or cpu",
     )
     min_actors: int | None = Field(
         None,
@@ -115,6 +124,18 @@ class Resources(Section):
         """Number of GPUs, or fraction of a GPU, that each client actor computes on."""
         return self.gpus_per_actor if self.device == "auto" else 0.0
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of client actors that a run may have."""
+        if self.mixed:
+            return "gpu", "cpu"
+        return ("gpu",) if self.gpus_per_actor else ("cpu",)
+
+    def of_kind(self, kind: Kind) -> Self:
+        """Resources of the client actors of one kind, as those of a run that has no other kind."""
+        own: dict[str, Any] = {} if kind == "gpu" else {"gpus_per_actor": 0.0, "actors_per_gpu": None}
+        return self.model_copy(update={**own, "mixed": False})
+
     def unused_gpus(self, gpus: float) -> str | None:
         """Sentence about the GPUs of the nodes if clients use none of them, unless the file chooses the CPU.
 
@@ -163,7 +184,30 @@ class Resources(Section):
             raise ValueError("`actors_per_node` decides where client actors are; remove `placement: spread`")
         if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:
             raise ValueError("`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them")
+        if self.mixed:
+            self._check_mixed()
         return self
+
+    def _check_mixed(self) -> None:
+        """Raises ValueError if client actors of two kinds are not possible, or their list does not fit."""
+        if not self.gpus_per_actor:
+            raise ValueError("`mixed` adds client actors without a GPU to those with one; set `gpus_per_actor` as well")
+        if not self.cpus_per_actor:
+            raise ValueError("`mixed` needs `cpus_per_actor` above 0: client actors without a GPU reserve CPUs")
+        if self.executor == "inline":
+            raise ValueError("`mixed` needs client actors, but `executor: inline` has none; remove one of the two")
+        if not isinstance(self.mixed, list):
+            if self.min_actors:
+                raise ValueError(
+                    "`min_actors` needs the kind of each client actor, which determines the results; set `mixed` to a "
+                    "list such as [gpu, cpu]"
+                )
+        elif len(self.mixed) != self.actors:
+            raise ValueError(
+                f"`mixed` lists {len(self.mixed)} for `actors: {self.actors}`; list the kind of each client actor"
+            )
+        elif "gpu" not in self.mixed:
+            raise ValueError("`mixed` names no client actor of kind gpu; set `gpus_per_actor` to 0 and remove `mixed`")
 
     def _check_speeds(self, changes: list[SpeedChange]) -> None:
         """Raises ValueError if a list of speeds does not fit the number of actors, or its rounds do not ascend."""

@@ -69,11 +69,13 @@ def explain(
     faults = {
         path: details for path, details in grouped.items() if details[0]["type"] != "missing" or path not in misspelt
     }
-    # A list or section with a mistake inside it was not meant for the other branch of its union, a word.
+    # A list or section with a mistake inside it was not meant for the other branch of its union, a word or a truth
+    # value.
     faults = {
         path: details
         for path, details in faults.items()
-        if details[0]["type"] != "literal_error" or not any(other[: len(path)] == path != other for other in faults)
+        if details[0]["type"] not in ("literal_error", "bool_type")
+        or not any(other[: len(path)] == path != other for other in faults)
     }
     order = {path: position for position, path in enumerate(lines)}
 

@@ -87,6 +87,15 @@ class FinishedRun:
         return self.folder.record().get("plans", {})
 
     @property
+    def kinds(self) -> list[str]:
+        """Kind of the client actor for each share of the work, gpu or cpu.
+
+        As `resources.mixed`, together with the plans, they let another run with client actors of two kinds have the
+        same shares on the same kinds of devices.
+        """
+        return self.folder.record().get("kinds", [])
+
+    @property
     def speeds(self) -> list[dict[str, Any]]:
         """Relative speeds of the client actors' shares of the work, and the rounds from which they hold.
 

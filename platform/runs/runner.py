@@ -129,12 +129,12 @@ def _carry_out(
     with recorded(folder, lock, tracker) as termination, followed(loggers, folder):
         loggers.start(folder.name, folder.path, experiment.model_dump(mode="json"), history)
         with open_coordinator(
-            *(experiment.with_solved_noise(len(partition)), dataset, partition, folder.checkpoints, address),
-            folder.record().get("workers"),
+            experiment.with_solved_noise(len(partition)).with_kinds(folder.record().get("kinds")),
+            *(dataset, partition, folder.checkpoints, address, folder.record().get("workers")),
             notify=notifier(folder, warnings),
             claim=lock.claim,
         ) as coordinator:
-            folder.update(workers=coordinator.num_shards)
+            folder.update(workers=coordinator.num_shards, kinds=coordinator.kinds)
             done, termination.saves = False, True
             while not done:
                 news, done = coordinator.advance(BEAT)

@@ -38,6 +38,18 @@ def owner_of(clients: np.ndarray, shares: int) -> np.ndarray:
     return clients % shares
 
 
+def hosts_of(shares: Sequence[str], workers: Sequence[str]) -> np.ndarray:
+    """Worker that runs each share of the work: shares of a kind are dealt to the workers of their kind in turn.
+
+    shares, workers: kind of each.
+    """
+    hosts, share_kinds, worker_kinds = np.zeros(len(shares), int), np.array(shares), np.array(workers)
+    for kind in set(shares):
+        own = share_kinds == kind
+        hosts[own] = np.resize(np.flatnonzero(worker_kinds == kind), own.sum())
+    return hosts
+
+
 def near_states(clients: np.ndarray, sizes: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     """Share of each client of a round that has a state: that of its state, unless that share has too much work.
 

@@ -14,7 +14,7 @@ from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import DISK_FULL, UserError
 from hedgerow.platform.common.heartbeat import beat
-from hedgerow.platform.config.resources import SpeedChange
+from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.assignment import REVIEW
 from hedgerow.platform.runtime.executor import Executor
@@ -165,6 +165,11 @@ class Coordinator:
     def num_shards(self) -> int:
         """Number of shares of the clients' work; runs with the same number have the same bits."""
         return self.executor.num_shards
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Kind of client actor that runs each share."""
+        return self.executor.shares
 
     @property
     def actor_counts(self) -> list[int]:

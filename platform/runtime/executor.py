@@ -16,7 +16,7 @@ from hedgerow.algorithms.slots.fedex_rounds import FEDEX
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.resources import SpeedChange
+from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine, sum_trees
 from hedgerow.platform.runtime.assignment import (
@@ -43,7 +43,7 @@ from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, read_states, round_of, save_tree, seal_of
 
 IGNORED_IN_PLANS = {
-    *("executor", "state_memory_mb", "state_folder", "min_actors"),
+    *("executor", "state_memory_mb", "state_folder", "min_actors", "mixed"),
     *("max_quarantined", "silence", "actor_timeout", "speeds"),
 }
 """Keys of `resources` that affect no plan."""
@@ -68,6 +68,8 @@ class Executor:
 
     def __init__(self, experiments: list[Experiment], worker: Worker | None, num_shards: int = 1):
         self.worker, self.num_shards = worker, num_shards
+        self.shares: list[Kind] = list(experiments[0].resources.kinds[:1]) * num_shards
+        """Kind of client actor that runs each share. The bits of a share depend on the device of its actor."""
         self.begin(experiments)
 
     def begin(self, experiments: list[Experiment]) -> None:
@@ -83,7 +85,8 @@ class Executor:
         """Relative speeds of the shares, in the order of their rounds. The assignment of clients depends on them."""
         self._seconds: dict[int, float] = {}
         """For each share whose work was timed: smoothed seconds per sample."""
-        self._kinds: list[dict[str, Any]] | None = None
+        self._hardware: list[dict[str, Any]] = []
+        """Kind of hardware of each worker, once it is known."""
         self._away: dict[int, tuple[int, dict[int, int]]] = {}
         """For each variant: the last round in which states were lent, and to which worker each client's."""
         self.checkpoints: dict[int, Path | None] = {}
@@ -100,8 +103,13 @@ class Executor:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that host clients; share i of the work runs on worker i modulo this number."""
+        """Number of processes that host clients."""
         return 1
+
+    @property
+    def hosts(self) -> np.ndarray:
+        """Worker that runs each share of the work, and keeps the states of the clients that the share owns."""
+        return np.arange(self.num_shards) % self.num_workers
 
     def run(self, exchanges: list[Exchange]) -> list[Aggregate]:
         """Run exchanges in parallel; workers run as one the work that variants have in common."""
@@ -234,14 +242,13 @@ class Executor:
         """Replace the states of some workers' clients; they are read here if a worker's node does not have the
         folder.
         """
-        n = self.num_workers
         answers = self._send("load_states", dict.fromkeys(workers, (variant, folder, folder and seal_of(folder))))
         absent = [worker for worker, is_complete in zip(workers, answers, strict=True) if not is_complete]
         if folder is None or not absent:
             return
 
         def homes(clients: np.ndarray) -> np.ndarray:
-            return owner_of(clients, self.num_shards) % n
+            return self.hosts[owner_of(clients, self.num_shards)]
 
         for clients, states in read_states(folder, lambda clients: np.isin(homes(clients), absent)):
             home = homes(clients)
@@ -290,15 +297,16 @@ class Executor:
 
         moved: states that arrive for them. again: see `_send`.
         """
-        n = self.num_workers
+        shares = [np.flatnonzero(self.hosts == worker).tolist() for worker in range(self.num_workers)]
         orders = {
-            worker: ([shard for mine in shards[worker::n] for shard in mine], *(moved or {}).get(worker, []))
-            for worker in range(n)
+            worker: ([shard for share in mine for shard in shards[share]], *(moved or {}).get(worker, []))
+            for worker, mine in enumerate(shares)
         }
         partials: list[list[PartialAggregate]] = [[] for _ in shards]
-        for worker, results in enumerate(self._send("run", orders, broadcasts, again)):
+        for mine, results in zip(shares, self._send("run", orders, broadcasts, again), strict=True):
             parts = iter(results)
-            partials[worker::n] = [[next(parts) for _ in mine] for mine in shards[worker::n]]
+            for share in mine:
+                partials[share] = [next(parts) for _ in shards[share]]
         return partials
 
     def _run_one_by_one(self, exchange: Exchange) -> Aggregate:
@@ -372,8 +380,8 @@ class Executor:
         Returns what each worker has to accept before it runs its shards.
         """
         moved: Moved = defaultdict(list)
-        n = self.num_workers
-        if n == 1:
+        hosts = self.hosts
+        if self.num_workers == 1:
             return moved
         for exchange, shares in zip(exchanges, positions, strict=True):
             variant, round = exchange.variant, _cohort(exchange).round
@@ -394,11 +402,11 @@ class Executor:
             guests: dict[tuple[int, int], list[int]] = defaultdict(list)
             for share, rows in enumerate(shares):
                 clients = exchange.clients[rows]
-                homes = owner_of(clients, self.num_shards) % n
+                homes, host = hosts[owner_of(clients, self.num_shards)], int(hosts[share])
                 for client, home in zip(clients.tolist(), homes.tolist(), strict=True):
-                    if home != share % n and client not in away:
-                        guests[home, share % n].append(client)
-                        away[client] = share % n
+                    if home != host and client not in away:
+                        guests[home, host].append(client)
+                        away[client] = host
             self._away[variant] = round, away
             for (home, worker), lent in guests.items():
                 arrived = moved.pop(home, [])
@@ -411,8 +419,9 @@ class Executor:
         moved: Moved = defaultdict(list)
         _, away = self._away.pop(variant, (0, {}))
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        hosts = self.hosts
         for client, worker in away.items():
-            groups[int(owner_of(np.array([client]), self.num_shards)[0]) % self.num_workers, worker].append(client)
+            groups[int(hosts[owner_of(np.array([client]), self.num_shards)[0]]), worker].append(client)
         for (home, worker), clients in groups.items():
             moved[home].append(self._call(worker, "give_back", variant, np.array(clients)))
         return moved
@@ -422,39 +431,65 @@ class Executor:
     def smaller_plans(self, failed: ChunkTooLarge) -> list[dict[str, ExecutionPlan]]:
         """For each variant, the steps whose plan failed, with half the clients at once."""
         smaller = replace(failed.plan, chunk=failed.plan.chunk // 2)
-        names = failed.step, f"{failed.step}/one"
-        return [{step: smaller for step in names if plans.get(step) == failed.plan} for plans in self.plans]
+        return [
+            {
+                step: smaller
+                for step, plan in plans.items()
+                if plan == failed.plan and f"{step}/".startswith(f"{failed.step}/")
+            }
+            for plans in self.plans
+        ]
 
     def _set_plans(self, exchanges: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]) -> None:
-        """Give every shard its plan: the known plan of its variant for the step, else a newly chosen one."""
+        """Give every shard its plan: the known plan of its variant for the step, else a newly chosen one.
+
+        With client actors of two kinds, each kind has a plan of its own.
+        """
         # All parallel exchanges of a step share one plan, which is chosen for the largest messages.
         for i in sorted(range(len(exchanges)), key=lambda i: -_message_size(exchanges[i])):
-            exchange, step = exchanges[i], _plan_key(exchanges[i])
+            exchange = exchanges[i]
             # A shard of the test set is already a large batch: batching shards gains nothing.
-            is_planned = exchange.on == "clients" and len(exchange.clients)
-            if is_planned and step not in self.plans[exchange.variant]:
+            if exchange.on != "clients":
+                continue
+            for kind in dict.fromkeys(self.shares):
+                step = self._plan_key(exchange, kind)
+                own = {
+                    share: mine
+                    for share, mine in enumerate(shards)
+                    if self.shares[share] == kind and len(mine[i].clients)
+                }
+                if not own or step in self.plans[exchange.variant]:
+                    continue
                 fused = [j for j, shard in enumerate(shards[0]) if shard.fusion_key == shards[0][i].fusion_key]
                 plans = [self.plans[exchanges[j].variant] for j in fused]
                 known = next((theirs[step] for theirs in plans if step in theirs), None)
                 plan = known or self._tune(
                     exchange,
                     [exchanges[j] for j in fused],
-                    [[mine[j] for j in fused] for mine in shards],
+                    {share: [mine[j] for j in fused] for share, mine in own.items()},
                     [broadcasts[j] for j in fused],
                 )
                 for theirs in plans:
                     theirs.setdefault(step, plan)
-        for mine in shards:
+        for kind, mine in zip(self.shares, shards, strict=True):
             mine[:] = [
-                replace(shard, plan=self.plans[exchange.variant].get(_plan_key(exchange), shard.plan))
+                replace(shard, plan=self.plans[exchange.variant].get(self._plan_key(exchange, kind), shard.plan))
                 for shard, exchange in zip(mine, exchanges, strict=True)
             ]
 
+    def _plan_key(self, exchange: Exchange, kind: Kind) -> str:
+        """Name under which the plan of a step is stored, for the shares of a kind."""
+        return _plan_key(exchange) + (f"/{kind}" if len(set(self.shares)) > 1 else "")
+
     def _tune(
-        self, exchange: Exchange, fused: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]
+        self, exchange: Exchange, fused: list[Exchange], shards: dict[int, list[WorkShard]], broadcasts: list[Tree]
     ) -> ExecutionPlan:
-        """Choose the plan of a step. fused: exchanges that run as one; shards: their shards, by share of the work."""
-        share = max(len(mine[0].clients) for mine in shards)
+        """Choose the plan of a step. fused: exchanges that run as one; shards: their shards, by share of the work.
+
+        Only the workers of these shares are measured.
+        """
+        share = max(len(mine[0].clients) for mine in shards.values())
+        workers = set(self.hosts[list(shards)].tolist())
         experiment, sizes = self.experiments[fused[0].variant], _sizes(exchange)
         key = {
             "task": experiment.task.model_dump(mode="json"),
@@ -466,11 +501,12 @@ class Executor:
             "experts": len(fused),
             "share": share,
             "numbers": _message_size(exchange),
-            "hardware": self._hardware(),
+            "hardware": self._kinds_of_hardware(workers),
         }
 
         def measure(plan: ExecutionPlan, steps: int | None = MEASURED_STEPS) -> Measurement:
-            return self._measure([[replace(shard, plan=plan) for shard in mine] for mine in shards], broadcasts, steps)
+            planned = {share: [replace(shard, plan=plan) for shard in mine] for share, mine in shards.items()}
+            return self._measure(planned, broadcasts, steps)
 
         steps, alike = _steps(exchange, sizes)
         rounds = experiment.rounds - _cohort(exchange).round + 1
@@ -482,19 +518,25 @@ class Executor:
         no_vmap = _owner(exchange).no_vmap or getattr(module, "no_vmap", None)
         return tune_plan(engine, no_vmap, workload, key, measure)
 
-    def _hardware(self) -> list[dict[str, Any]]:
-        """Kinds of hardware that the workers run on: plans are the same for machines of the same kind."""
-        if self._kinds is None:
-            found = self._send("hardware", dict.fromkeys(range(self.num_workers), ()))
-            self._kinds = [dict(kind) for kind in sorted({tuple(sorted(one.items())) for one in found})]
-        return self._kinds
+    def _kinds_of_hardware(self, workers: set[int]) -> list[dict[str, Any]]:
+        """Kinds of hardware that some workers run on: plans are the same for machines of the same kind."""
+        if not self._hardware:
+            self._hardware = self._send("hardware", dict.fromkeys(range(self.num_workers), ()))
+        found = {tuple(sorted(self._hardware[worker].items())) for worker in workers}
+        return [dict(kind) for kind in sorted(found)]
 
-    def _measure(self, shards: list[list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
-        """Time a chunk of shards with one fusion key under their plan, with all workers active; see Worker.measure."""
-        n = self.num_workers
-        largest = {worker: max(shards[worker::n], key=lambda mine: len(mine[0].clients)) for worker in range(n)}
+    def _measure(self, shards: dict[int, list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
+        """Time a chunk of shards with one fusion key under their plan, with all their workers active.
+
+        shards: by share of the work, those of shares with clients. See Worker.measure.
+        """
+        largest: dict[int, list[WorkShard]] = {}
+        for share, mine in shards.items():
+            best = largest.setdefault(int(self.hosts[share]), mine)
+            if len(mine[0].clients) > len(best[0].clients):
+                largest[int(self.hosts[share])] = mine
         # All at once, as in a round: they share caches and memory. Each runs its own clients, which may have states.
-        arguments = {worker: (mine, steps) for worker, mine in largest.items() if len(mine[0].clients)}
+        arguments = {worker: (largest[worker], steps) for worker in sorted(largest)}
         costs = self._send("measure", arguments, broadcasts)
         return Measurement(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 

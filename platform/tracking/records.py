@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.engine_section import StepPlan
-from hedgerow.platform.config.resources import SpeedChange
+from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.config.validation_errors import objection
 
 AGAIN = "restore it from a copy, or run the experiment again"
@@ -53,6 +53,7 @@ class Ended(Record):
 
     status: str
     workers: int | None = None
+    kinds: list[Kind] = []
     client_actors: list[int] = []
     plans: dict[str, StepPlan] = {}
     speeds: list[SpeedChange] = []

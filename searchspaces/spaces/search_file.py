@@ -235,6 +235,11 @@ def _check_space(search: SearchKind, experiment: Experiment) -> None:
             "resources.actors_per_node is for single runs; a search places the client actors of each trial by "
             "resources.placement; remove `actors_per_node`"
         )
+    if experiment.resources.mixed:
+        raise UserError(
+            "resources.mixed is for single runs; the client actors of all trials of a search are of one kind; remove "
+            "`mixed`"
+        )
     if experiment.resources.speeds != "equal":
         raise UserError(
             "resources.speeds is for single runs; the trials of a search share their actors' work evenly; remove "

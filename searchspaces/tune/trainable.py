@@ -257,7 +257,8 @@ class FederatedTrainable(tune.Trainable):
             assert group is not None, "Tune gives every trial its placement group"
             # The last bundles: the first one, for this process, exists only if it reserves resources.
             bundles = list(range(group.bundle_count - actors, group.bundle_count))
-            self.clients = RayExecutor(spec, group, bundles, signs)
+            kinds = resources.kinds * actors
+            self.clients = RayExecutor(spec, group, bundles, signs, kinds, kinds)
         else:
             self.clients.signs = signs
             self.clients.load_run(spec)
@@ -280,7 +281,7 @@ def trial_resources(resources: Resources, share: float = 0.0) -> PlacementGroupF
     share: total CPUs that a trial reserves when fewer trials are to run at once than would fit.
     """
     actors = client_actors(resources)
-    one = bundles(resources, 1)[0]
+    one = bundles(resources, resources.kinds)[0]
     if actors == 1:
         return PlacementGroupFactory([one | {"CPU": max(share, resources.cpus_per_actor)}])
     strategy = resources.placement.upper()

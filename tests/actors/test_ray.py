@@ -1,5 +1,6 @@
 """On Ray: as inline, with any number of actors, and when processes are killed."""
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -8,11 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import psutil
 import pytest
+import ray
 from ray_runs import at_once, hosts_coordinator, numbers, same, small
 
+from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
+from hedgerow.platform.actors.placement import reserved
+from hedgerow.platform.actors.shared_data import share
+from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runs.runner import FinishedRun, run
+from hedgerow.platform.runtime.factory import check
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +42,23 @@ class TestOnRay:
 
     def test_inline_equals_ray(self, undisturbed, tmp_path):
         assert same(run(small(tmp_path, resources__executor="inline")), undisturbed)
+
+    @pytest.mark.exhaustive("processes")
+    def test_an_error_while_states_are_copied_is_raised_at_once(self, tmp_path):
+        chosen, signs = small(tmp_path, resources__actors=2), Signs(tmp_path / ".signs")
+        dataset, partition = check(chosen, None)
+        kinds = chosen.resources.kinds * 2
+        signs.begin()
+        spec = ActorSpec([chosen], sys.path, share(dataset), ray.put(vars(partition)))
+        with reserved(chosen.resources, kinds) as group:
+            executor = RayExecutor(spec, group, [0, 1], signs, kinds, kinds)
+            try:
+                executor.copy_states({0: 1})
+                # The actors have no states of a second variant.
+                with pytest.raises(IndexError):
+                    executor.copy_states({1: 1})
+            finally:
+                executor.close()
 
     @pytest.mark.grid(keep=1)
     @pytest.mark.parametrize("actors", [1, 2])

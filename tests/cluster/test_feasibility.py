@@ -12,7 +12,7 @@ from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
 from hedgerow.platform.actors.actor_room import actors_that_fit
-from hedgerow.platform.actors.placement import bundle_of, bundles, reserved, strategy
+from hedgerow.platform.actors.placement import bundle_indices, bundles, reserved, strategy
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources, gpu_share
@@ -34,7 +34,7 @@ def test_described_nodes_are_those_of_the_file(tmp_path):
     )
     nodes = parse_nodes(MIXED)
     assert nodes == parse_nodes(str(tmp_path / "nodes.yaml"))
-    assert [node.resources["GPU"] for node in nodes] == [0, 2, 2]
+    assert [node.resources.get("GPU", 0) for node in nodes] == [0, 2, 2]
     assert nodes[1].memory + nodes[1].store == pytest.approx(64e9)
 
 
@@ -88,7 +88,7 @@ def test_so_many_actors_share_a_gpu_and_no_more(count):
 )
 def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, expected):
     nodes = parse_nodes(MIXED)
-    placed = place(Resources(**settings), 12, nodes)
+    placed = place(Resources(**settings), Resources(**settings).kinds * 12, nodes)
     assert placed == expected
     for node, actors in zip(nodes, placed, strict=True):
         assert actors <= actors_that_fit(Resources(**settings), [node.resources])
@@ -97,7 +97,7 @@ def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, expe
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 def test_ray_is_asked_for_that_placement_and_the_plan_knows_its_room(strategy, ray_here):
     resources = Resources(placement=strategy)
-    with reserved(resources, 2) as group:
+    with reserved(resources, ["cpu", "cpu"]) as group:
         assert ray.util.placement_group_table(group)["strategy"] == strategy.upper()
     node = ray.nodes()[0]["NodeManagerAddress"]
     text = plan(DIGITS, "--set", f"resources.placement={strategy}")
@@ -107,14 +107,14 @@ def test_ray_is_asked_for_that_placement_and_the_plan_knows_its_room(strategy, r
 
 def test_so_many_actors_on_a_node_are_one_bundle_and_no_two_bundles_share_a_node():
     resources = Resources(actors_per_node=2, cpus_per_actor=0.5, memory_mb=100)
-    assert bundles(resources, 5) == [{"CPU": 1, "memory": 2e8}] * 2 + [{"CPU": 0.5, "memory": 1e8}]
-    assert [bundle_of(resources, rank) for rank in range(5)] == [0, 0, 1, 1, 2]
+    assert bundles(resources, ["cpu"] * 5) == [{"CPU": 1, "memory": 2e8}] * 2 + [{"CPU": 0.5, "memory": 1e8}]
+    assert bundle_indices(resources, ["cpu"] * 5) == [0, 0, 1, 1, 2]
     assert strategy(resources) == "STRICT_SPREAD"
     # Beyond one, Ray reserves whole GPUs.
-    assert bundles(Resources(actors_per_node=6, actors_per_gpu=4), 6) == [{"CPU": 6, "GPU": 2}]
-    assert bundles(Resources(actors_per_node=3, actors_per_gpu=4), 3) == [{"CPU": 3, "GPU": 0.75}]
+    assert bundles(Resources(actors_per_node=6, actors_per_gpu=4), ["gpu"] * 6) == [{"CPU": 6, "GPU": 2}]
+    assert bundles(Resources(actors_per_node=3, actors_per_gpu=4), ["gpu"] * 3) == [{"CPU": 3, "GPU": 0.75}]
     # The memory of an actor with a GPU is the GPU's.
-    assert bundles(Resources(memory_mb=100, actors_per_gpu=4), 2) == [{"CPU": 1, "GPU": 0.25}] * 2
+    assert bundles(Resources(memory_mb=100, actors_per_gpu=4), ["gpu"] * 2) == [{"CPU": 1, "GPU": 0.25}] * 2
 
 
 @pytest.mark.exhaustive("processes")
@@ -177,6 +177,22 @@ def test_a_search_places_its_trials_itself():
     assert "resources.actors_per_node is for single runs" in told
     told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.speeds=measured", code=2)
     assert "resources.speeds is for single runs" in told
+    mixed = "resources={mixed: true, gpus_per_actor: 1}"
+    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", mixed, code=2)
+    assert "resources.mixed is for single runs" in told
+
+
+def test_a_plan_says_how_many_actors_of_each_kind_there_are():
+    nodes = ("--nodes", "2x(cpus=4,gpus=1,memory=16)+2x(cpus=3,memory=16)")
+    text = plan(DIGITS, *nodes, "--set", "resources={mixed: true, gpus_per_actor: 0.5, actors: 7}")
+    assert "4 client actors of 1 CPU and 0.5 GPU each, 2 per GPU and 3 client actors of 1 CPU and 0 GPU each" in text
+    assert "│ 2 │ node 1 │ 2 of 2 │ 2 of 4 │ 1 of 1 │" in text
+    assert "│ 1 │ node 3 │ 3 of 3 │ 3 of 3 │ 0 of 0 │" in text
+    assert "│ 1 │ node 4 │ 0 of 3 │ 0 of 3 │ 0 of 0 │" in text
+    kinds = "resources={mixed: [gpu, gpu, gpu, cpu], gpus_per_actor: 1, actors: 4, min_actors: 2}"
+    text = plan(DIGITS, *nodes, "--set", kinds)
+    assert "2 client actors of 1 CPU and 1 GPU each and 1 client actor of 1 CPU and 0 GPU" in text
+    assert "(more start when nodes join, up to 4)" in text
 
 
 LACKING = [
@@ -196,6 +212,8 @@ LACKING = [
     ((), "4x(cpus=16)", "nodes.0.memory is missing"),
     ((), "absent.yaml", "--nodes absent.yaml: cannot be read"),
     (("resources.actors_per_gpu=4", "resources.gpus_per_actor=0.5"), MIXED, "remove one of the two"),
+    (("resources={mixed: true, gpus_per_actor: 1, actors: 22}",), MIXED, "on the nodes without GPUs, which have 4 CP"),
+    (("resources={mixed: true, gpus_per_actor: 1}",), "2x(cpus=3,memory=16)", "the nodes with GPUs, which have 0 CP"),
 ]  # fmt: skip
 
 

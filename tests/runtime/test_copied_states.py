@@ -14,7 +14,7 @@ class MortalWorkers(SeveralWorkers):
     """Workers that die when they are called for certain times. deaths: numbers of calls of `_send`, by worker."""
 
     def __init__(self, experiments, data, deaths: dict[int, list[int]]):
-        self.again = lambda rank: self._worker(worker_arguments(experiments, *data), rank, SHARES, SHARES)
+        self.again = lambda rank: self._worker(worker_arguments(experiments, *data), rank, self.hosts)
         self.deaths, self.calls, self.rounds, self.died = deaths, 0, [], 0
         super().__init__(experiments, data, SHARES, SHARES)
 

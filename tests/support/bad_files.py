@@ -331,6 +331,41 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         add("resources: {actors: 2, speeds: [{from_round: 6, speeds: [1, 0]}]}"),
         (":19: resources.speeds.0.speeds.1 must be greater than 0, not 0",),
     ),
+    (
+        "kind of actor",
+        add("resources: {actors: 2, gpus_per_actor: 1, mixed: [gpu, tpu]}"),
+        (":19: resources.mixed.1 must be gpu or cpu, not 'tpu'",),
+    ),
+    (
+        "mixed without GPUs",
+        add("resources: {mixed: true}"),
+        (":19: resources: `mixed` adds client actors without a GPU", "set `gpus_per_actor`"),
+    ),
+    (
+        "mixed inline",
+        add("resources: {mixed: true, gpus_per_actor: 1, executor: inline}"),
+        (":19: resources: `mixed` needs client actors, but `executor: inline` has none",),
+    ),
+    (
+        "mixed without CPUs",
+        add("resources: {mixed: true, gpus_per_actor: 1, cpus_per_actor: 0}"),
+        (":19: resources: `mixed` needs `cpus_per_actor` above 0",),
+    ),
+    (
+        "mixed with fewer actors",
+        add("resources: {mixed: true, gpus_per_actor: 1, actors: 3, min_actors: 1}"),
+        (":19: resources: `min_actors` needs the kind of each client actor", "a list such as [gpu, cpu]"),
+    ),
+    (
+        "kinds of actors",
+        add("resources: {mixed: [gpu], gpus_per_actor: 1, actors: 3}"),
+        (":19: resources: `mixed` lists 1 for `actors: 3`",),
+    ),
+    (
+        "kinds without a GPU",
+        add("resources: {mixed: [cpu], gpus_per_actor: 1, actors: 1}"),
+        (":19: resources: `mixed` names no client actor of kind gpu",),
+    ),
     ("actors", add("resources: {actors: autoo}"), (":19: resources.actors must be a whole number or auto", "'auto'?")),
     (
         "optimiser",

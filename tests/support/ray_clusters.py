@@ -32,8 +32,8 @@ def until(true: Callable[[], object], what: str, seconds: float = 90) -> None:
 
 
 class Nodes:
-    """A Ray cluster of real processes: a head without CPUs, where drivers live, and nodes of one CPU and one GPU each,
-    which is only declared.
+    """A Ray cluster of real processes: a head without CPUs, where drivers live, and nodes of one CPU each, and one GPU,
+    which is only declared, or none.
 
     system: Ray's own settings.
     """
@@ -57,7 +57,7 @@ class Nodes:
         self.gcs = None
         until(self._reached, "the head is up")
 
-    def add(self, name: str, *, hides: Path | None = None, **variables: str) -> None:
+    def add(self, name: str, *, gpus: int = 1, hides: Path | None = None, **variables: str) -> None:
         """Start a node and wait until it is there.
 
         variables: its environment variables. hides: folder in whose place the node sees an empty one, see `can_hide`.
@@ -65,7 +65,7 @@ class Nodes:
         before = (
             ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hides}" && exec "$@"', "sh"] if hides else []
         )
-        options = f"--address={self.address}", "--num-cpus=1", "--num-gpus=1"
+        options = f"--address={self.address}", "--num-cpus=1", f"--num-gpus={gpus}"
         self._start(name, *options, before=before, **variables)
         until(lambda: name in self.alive(), f"{name} is up")
 
@@ -81,11 +81,12 @@ class Nodes:
             return [process for process in started if title(process).split("\0")[0].endswith("/raylet")]
         return []
 
-    def hosts(self, name: str, what: str) -> bool:
-        """Whether such an actor's process is on a node."""
+    def hosts(self, name: str, what: str) -> list[psutil.Process]:
+        """Processes of such actors on a node."""
         with suppress(psutil.NoSuchProcess):
-            return any(what in title(on) for raylet in self.raylets(name) for on in raylet.children(recursive=True))
-        return False
+            started = [on for raylet in self.raylets(name) for on in raylet.children(recursive=True)]
+            return [process for process in started if what in title(process)]
+        return []
 
     def lose(self, name: str) -> None:
         """Kill a node's raylet, and with it all that runs there."""

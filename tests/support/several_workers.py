@@ -4,24 +4,32 @@ import torch
 
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runtime.assignment import owner_of
+from hedgerow.platform.runtime.assignment import hosts_of, owner_of
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.worker import Worker
 
 
 class SeveralWorkers(Executor):
-    """Workers in this process, as the executor on Ray has them in several."""
+    """Workers in this process, as the executor on Ray has them in several.
 
-    def __init__(self, experiments, data, shares: int, workers: int):
+    kinds: of each share and of each worker; None: all are of one kind.
+    """
+
+    def __init__(self, experiments, data, shares: int, workers: int, kinds=None):
         arguments = worker_arguments(experiments, *data)
-        self.workers = [self._worker(arguments, rank, shares, workers) for rank in range(workers)]
-        self.lent = 0
+        self.lent, self.kinds = 0, kinds or (["cpu"] * shares, ["cpu"] * workers)
+        self.workers = [self._worker(arguments, rank, self.hosts) for rank in range(workers)]
         super().__init__(experiments, None, shares)
+        self.shares = list(self.kinds[0])
+
+    @property
+    def hosts(self):
+        return hosts_of(*self.kinds)
 
     @staticmethod
-    def _worker(arguments, rank: int, shares: int, workers: int) -> Worker:
-        return Worker(*arguments, name=f"states-{rank}", owns=lambda ids: owner_of(ids, shares) % workers == rank)
+    def _worker(arguments, rank: int, hosts) -> Worker:
+        return Worker(*arguments, name=f"states-{rank}", owns=lambda ids: hosts[owner_of(ids, len(hosts))] == rank)
 
     @property
     def num_workers(self) -> int:
