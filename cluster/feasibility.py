@@ -9,7 +9,7 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.cluster.nodes import Node
-from hedgerow.platform.actors.actor_room import reserved_memory, room_by_kind
+from hedgerow.platform.actors.actor_room import kind_on, reserved_memory, room_by_kind
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
@@ -25,10 +25,16 @@ PROCESS = 0.6e9
 class MemoryEstimate:
     """Memory in bytes that a run is known to need. The memory of training is unknown, except as `memory_mb`."""
 
-    actor: float
-    """Bytes per client actor: its process and its clients' states in memory, at least `memory_mb`."""
+    resources: Resources
+    process: float
+    """Bytes of a client actor's process and of its clients' states in memory."""
     store: float
     """Bytes in each node's object store: data set, partition, and the broadcast model."""
+
+    def actor_on(self, node: Node) -> float:
+        """Bytes of a client actor on a node, at least `memory_mb`."""
+        own = self.resources.of_kind(kind_on(self.resources, node.resources))
+        return max(self.process, reserved_memory(own))
 
 
 def place(resources: Resources, actors: Sequence[Kind], nodes: Sequence[Node]) -> list[int]:
@@ -70,18 +76,18 @@ def estimate_memory(
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     data = [array for array in arrays if nodes > 1 or shared_file(array) is None]
     model = sum(leaf.nbytes for leaf in leaves(algorithm.task.init()))
-    actor = max(PROCESS + states, reserved_memory(resources))
-    return MemoryEstimate(actor, sum(x.nbytes for x in data) + model)
+    return MemoryEstimate(resources, PROCESS + states, sum(x.nbytes for x in data) + model)
 
 
 def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEstimate) -> None:
     """Raises UserError, with the node and the shortage, if the placement needs more memory than the nodes have."""
     for node, actors in zip(nodes, placed, strict=True):
-        if actors and actors * needed.actor > node.memory:
+        if actors and actors * needed.actor_on(node) > node.memory:
             raise UserError(
                 f"resources: not enough memory on {node.name}: {actors} client actors need "
-                f"{gigabytes(actors * needed.actor)} at least, but {gigabytes(node.memory)} are available outside the "
-                "object store; lower resources.actors, memory_mb or state_memory_mb, or raise cpus_per_actor"
+                f"{gigabytes(actors * needed.actor_on(node))} at least, but {gigabytes(node.memory)} are available "
+                "outside the object store; lower resources.actors, memory_mb or state_memory_mb, or raise "
+                "cpus_per_actor"
             )
         if actors and needed.store > node.store:
             raise UserError(

@@ -181,7 +181,7 @@ def _rows(
             "actors": f"{actors} of {actors_that_fit(resources, [node.resources])}",
             "CPUs": f"{actors * own.cpus_per_actor:g} of {node.resources.get('CPU', 0):g}",
             "GPUs": f"{actors * own.gpus_per_actor:g} of {node.resources.get('GPU', 0):g}",
-            "memory at least": f"{gigabytes(actors * needed.actor)} of {gigabytes(node.memory)}",
+            "memory at least": f"{gigabytes(actors * needed.actor_on(node))} of {gigabytes(node.memory)}",
             "object store": f"{gigabytes(needed.store if actors else 0)} of {gigabytes(node.store)}",
         }
         kind = json.dumps({**row, "first": ""})

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData, UnknownStreamError
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.nn.features import Features, extract_features
 
@@ -37,6 +37,8 @@ class TeacherOutputs:
         """Compute the outputs on the samples of a step, unless they are known or not to be kept."""
         if data.batched:
             return
+        if STREAM not in data.streams:
+            raise UnknownStreamError(STREAM)
         rows, *read = (indices[mask] for indices, mask in (data.streams[STREAM], *data.streams.values()))
         is_known = data.x is self._x and bool((self._positions[rows] >= 0).all())
         if not is_known or not all(torch.equal(p, self._teacher[name]) for name, p in teacher.items()):

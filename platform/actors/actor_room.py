@@ -49,11 +49,11 @@ def actors_to_start(
     At most one per share of the kind, and at least one of each kind. They are as many as fit, but at least `least`, and
     at most `most` (None: no limit).
     """
-    wanted = Counter(shares)
-    counts = dict.fromkeys(wanted, 1)
-    for limits, total in ((room, len(shares) if most is None else most), (wanted, least)):
+    most_each = Counter(shares)
+    counts = dict.fromkeys(most_each, 1)
+    for limits, total in ((room, len(shares) if most is None else most), (most_each, least)):
         for kind in counts:
-            more = min(limits.get(kind, 0), wanted[kind]) - counts[kind]
+            more = min(limits.get(kind, 0), most_each[kind]) - counts[kind]
             counts[kind] += max(0, min(more, total - sum(counts.values())))
     return [kind for kind, count in counts.items() for _ in range(count)]
 
@@ -110,28 +110,36 @@ def choose_actors(
 def _no_room(
     resources: Resources,
     kind: Kind,
-    wanted: int,
+    number: int,
     room: int,
     nodes: Sequence[Mapping[str, float]],
     names: Sequence[str],
 ) -> UserError:
-    """Error for `wanted` client actors of a kind. room: number of them that fit."""
-    names = names or [f"node {number}" for number in range(1, len(nodes) + 1)]
+    """Error for a number of client actors of a kind. room: number of them that fit."""
+    names = names or [f"node {place}" for place in range(1, len(nodes) + 1)]
     chosen = [(node, name) for node, name in zip(nodes, names, strict=True) if kind_on(resources, node) == kind]
     nodes, names = [node for node, _ in chosen], [name for _, name in chosen]
+    if not nodes and len(resources.kinds) > 1:
+        absent = {
+            "gpu": "resources.mixed: at least one client actor needs a GPU, but no node has one; add such a node, or "
+            "set gpus_per_actor to 0 and remove `mixed`",
+            "cpu": f"resources.mixed: {number} of the client actors do not fit on GPUs, and every node has GPUs; add "
+            "a node without GPUs, or lower resources.actors",
+        }
+        return UserError(absent[kind])
     cpus, gpus = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
     where = "on this cluster, which has"
     if len(resources.kinds) > 1:
         where = f"on the nodes with{'out' * (kind == 'cpu')} GPUs, which have"
     own, key = resources.of_kind(kind), "min_actors" if resources.min_actors else "actors"
-    memory = reserved_memory(own)
-    size = f"{own.cpus_per_actor:g} CPU and {own.gpus_per_actor:g} GPU{' each' * (wanted > 1)}"
+    memory, is_cpu_only = reserved_memory(own), len(resources.kinds) > 1 and kind == "cpu"
+    size = f"{own.cpus_per_actor:g} CPU and {own.gpus_per_actor:g} GPU{' each' * (number > 1)}"
     return UserError(
-        f"resources: {wanted} client actor{'s' * (wanted > 1)} of {size}"
+        f"resources: {number} client actor{'s' * (number > 1)} of {size}"
         f"{f' with {memory / 1e9:.3g} GB' if memory else ''} cannot be placed "
         f"{where} {cpus:g} CPUs and {gpus:g} GPUs, room for {room}: "
-        f"{_missing(own, wanted, nodes, names)}; lower resources.{key}, "
-        f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
+        f"{_missing(own, number, nodes, names)}; lower resources.{key}, "
+        f"{'memory_mb, ' if memory else ''}cpus_per_actor{'' if is_cpu_only else ' or gpus_per_actor'}"
     )
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -136,7 +136,7 @@ class ClientActor(Worker):
         return StoredSum(self.rank, ray.put(total)) if is_large else total
 
     def stored(self, method: str, *arguments: Any) -> tuple[Any, int]:
-        """Result of a method, and the rank, which says without the result whether the method has ended or failed."""
+        """Returns the result of a method, and the rank; waiting for the rank does not fetch the result."""
         return getattr(self, method)(*arguments), self.rank
 
     def add(self, one: Tree, other: Tree) -> Tree:
@@ -199,7 +199,7 @@ class RayExecutor(Executor):
     def num_workers(self) -> int:
         return len(self.actors)
 
-    @property
+    @cached_property
     def hosts(self) -> np.ndarray:
         return hosts_of(self.shares, self.kinds)
 

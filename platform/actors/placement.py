@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import ray
@@ -46,19 +46,19 @@ def wait_for_nodes(resources: Resources, actors: int) -> None:
     begun = said = time.monotonic()
     room = room_by_kind(resources, node_resources())
     needed = needed_actors(resources, actors, room)
-    if not seconds or not _lacking(needed, room):
+    if not seconds or _is_enough(room, needed):
         return
-    what = f"nodes with room for {actors} client actor{'s' * (actors > 1)}"
+    what = f"nodes with room for {_described(resources, Counter(needed))}"
     say(f"waiting for {what}, up to {seconds:g} s (resources.wait)")
     group = placement_group(bundles(resources, needed), strategy=strategy(resources))
     try:
-        while _lacking(needed_actors(resources, actors, room), room):
+        while not _is_enough(room, needed_actors(resources, actors, room)):
             now = time.monotonic()
             if now > begun + seconds:
                 return
             if now > said + REMINDER:
                 said = now
-                say(f"still waiting for {what}: room for {sum(room.values())} after {now - begun:.0f} s")
+                say(f"still waiting for {what}: room for {_described(resources, room)} after {now - begun:.0f} s")
             group.wait(min(1.0, seconds))
             room = room_by_kind(resources, node_resources())
         say(f"the nodes are there after {time.monotonic() - begun:.0f} s")
@@ -67,9 +67,18 @@ def wait_for_nodes(resources: Resources, actors: int) -> None:
             remove_placement_group(group)
 
 
-def _lacking(actors: Sequence[Kind], room: dict[Kind, int]) -> bool:
-    """Whether there is no room for these client actors."""
-    return any(count > room[kind] for kind, count in Counter(actors).items())
+def _is_enough(room: Mapping[Kind, int], actors: Sequence[Kind]) -> bool:
+    """Whether there is room for these client actors."""
+    return all(count <= room[kind] for kind, count in Counter(actors).items())
+
+
+def _described(resources: Resources, counts: Mapping[Kind, int]) -> str:
+    """Numbers of client actors in words, such as "2 client actors on GPUs and 1 on CPUs"."""
+    total = sum(counts.values())
+    if len(resources.kinds) == 1:
+        return f"{total} client actor{'s' * (total != 1)}"
+    first, last = (counts.get(kind, 0) for kind in resources.kinds)
+    return f"{first} client actor{'s' * (first != 1)} on GPUs and {last} on CPUs"
 
 
 def bundles(resources: Resources, actors: Sequence[Kind]) -> list[dict[str, float]]:

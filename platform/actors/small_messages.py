@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 PARTS = 512
-"""Number of parts of a message that one call of the system moves, at most 1024 on Linux."""
+"""Number of parts of a message that one system call moves, at most 1024 on Linux."""
 
 
 def pack(value: Any) -> bytes:

@@ -156,6 +156,14 @@ class Resources(Section):
         count = values.get("actors_per_gpu")
         return {**values, "gpus_per_actor": gpu_share(count)} if isinstance(count, int) and count > 0 else values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_actor_per_kind(cls, values: Any) -> Any:
+        kinds = values.get("mixed") if isinstance(values, dict) else None
+        if not isinstance(kinds, list) or values.get("actors", "auto") != "auto":
+            return values
+        return {**values, "actors": max(1, len(kinds))}
+
     @model_validator(mode="after")
     def _sensible(self) -> Self:
         if self.actors_per_gpu and self.gpus_per_actor != gpu_share(self.actors_per_gpu):
@@ -184,7 +192,7 @@ class Resources(Section):
             raise ValueError("`actors_per_node` decides where client actors are; remove `placement: spread`")
         if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:
             raise ValueError("`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them")
-        if self.mixed:
+        if self.mixed is not False:
             self._check_mixed()
         return self
 
@@ -202,12 +210,12 @@ class Resources(Section):
                     "`min_actors` needs the kind of each client actor, which determines the results; set `mixed` to a "
                     "list such as [gpu, cpu]"
                 )
-        elif len(self.mixed) != self.actors:
-            raise ValueError(
-                f"`mixed` lists {len(self.mixed)} for `actors: {self.actors}`; list the kind of each client actor"
-            )
         elif "gpu" not in self.mixed:
             raise ValueError("`mixed` names no client actor of kind gpu; set `gpus_per_actor` to 0 and remove `mixed`")
+        elif len(self.mixed) != self.actors:
+            raise ValueError(
+                f"`mixed` lists {len(self.mixed)} client actors, but `actors` is {self.actors}; remove `actors`"
+            )
 
     def _check_speeds(self, changes: list[SpeedChange]) -> None:
         """Raises ValueError if a list of speeds does not fit the number of actors, or its rounds do not ascend."""

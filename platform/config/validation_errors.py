@@ -69,8 +69,7 @@ def explain(
     faults = {
         path: details for path, details in grouped.items() if details[0]["type"] != "missing" or path not in misspelt
     }
-    # A list or section with a mistake inside it was not meant for the other branch of its union, a word or a truth
-    # value.
+    # A list or section with a mistake inside it was not meant for the other branch of its union, a word or a Boolean.
     faults = {
         path: details
         for path, details in faults.items()

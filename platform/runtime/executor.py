@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import asdict, astuple, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,15 @@ class Executor:
         """Number of processes that host clients."""
         return 1
 
-    @property
+    @cached_property
     def hosts(self) -> np.ndarray:
         """Worker that runs each share of the work, and keeps the states of the clients that the share owns."""
         return np.arange(self.num_shards) % self.num_workers
+
+    @cached_property
+    def _shares_of_workers(self) -> list[list[int]]:
+        """Shares of the work that each worker runs."""
+        return [np.flatnonzero(self.hosts == worker).tolist() for worker in range(self.num_workers)]
 
     def run(self, exchanges: list[Exchange]) -> list[Aggregate]:
         """Run exchanges in parallel; workers run as one the work that variants have in common."""
@@ -297,7 +303,7 @@ class Executor:
 
         moved: states that arrive for them. again: see `_send`.
         """
-        shares = [np.flatnonzero(self.hosts == worker).tolist() for worker in range(self.num_workers)]
+        shares = self._shares_of_workers
         orders = {
             worker: ([shard for share in mine for shard in shards[share]], *(moved or {}).get(worker, []))
             for worker, mine in enumerate(shares)
@@ -443,7 +449,7 @@ class Executor:
     def _set_plans(self, exchanges: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]) -> None:
         """Give every shard its plan: the known plan of its variant for the step, else a newly chosen one.
 
-        With client actors of two kinds, each kind has a plan of its own.
+        With client actors of two kinds, each kind has a plan of its own, unless the file has one for both.
         """
         # All parallel exchanges of a step share one plan, which is chosen for the largest messages.
         for i in sorted(range(len(exchanges)), key=lambda i: -_message_size(exchanges[i])):
@@ -458,7 +464,7 @@ class Executor:
                     for share, mine in enumerate(shards)
                     if self.shares[share] == kind and len(mine[i].clients)
                 }
-                if not own or step in self.plans[exchange.variant]:
+                if not own or self._known_plan(exchange, kind):
                     continue
                 fused = [j for j, shard in enumerate(shards[0]) if shard.fusion_key == shards[0][i].fusion_key]
                 plans = [self.plans[exchanges[j].variant] for j in fused]
@@ -473,9 +479,13 @@ class Executor:
                     theirs.setdefault(step, plan)
         for kind, mine in zip(self.shares, shards, strict=True):
             mine[:] = [
-                replace(shard, plan=self.plans[exchange.variant].get(self._plan_key(exchange, kind), shard.plan))
+                replace(shard, plan=self._known_plan(exchange, kind) or shard.plan)
                 for shard, exchange in zip(mine, exchanges, strict=True)
             ]
+
+    def _known_plan(self, exchange: Exchange, kind: Kind) -> ExecutionPlan | None:
+        plans = self.plans[exchange.variant]
+        return plans.get(self._plan_key(exchange, kind)) or plans.get(_plan_key(exchange))
 
     def _plan_key(self, exchange: Exchange, kind: Kind) -> str:
         """Name under which the plan of a step is stored, for the shares of a kind."""
@@ -522,8 +532,7 @@ class Executor:
         """Kinds of hardware that some workers run on: plans are the same for machines of the same kind."""
         if not self._hardware:
             self._hardware = self._send("hardware", dict.fromkeys(range(self.num_workers), ()))
-        found = {tuple(sorted(self._hardware[worker].items())) for worker in workers}
-        return [dict(kind) for kind in sorted(found)]
+        return [dict(kind) for kind in sorted({tuple(sorted(self._hardware[worker].items())) for worker in workers})]
 
     def _measure(self, shards: dict[int, list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
         """Time a chunk of shards with one fusion key under their plan, with all their workers active.
@@ -532,9 +541,9 @@ class Executor:
         """
         largest: dict[int, list[WorkShard]] = {}
         for share, mine in shards.items():
-            best = largest.setdefault(int(self.hosts[share]), mine)
-            if len(mine[0].clients) > len(best[0].clients):
-                largest[int(self.hosts[share])] = mine
+            worker = int(self.hosts[share])
+            if len(mine[0].clients) > len(largest.setdefault(worker, mine)[0].clients):
+                largest[worker] = mine
         # All at once, as in a round: they share caches and memory. Each runs its own clients, which may have states.
         arguments = {worker: (largest[worker], steps) for worker in sorted(largest)}
         costs = self._send("measure", arguments, broadcasts)

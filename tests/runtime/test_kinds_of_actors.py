@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from several_workers import SeveralWorkers, experiment, histories, same_state
 
+from hedgerow.cluster.feasibility import MemoryEstimate
+from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.platform.actors.actor_room import actors_that_fit, actors_to_start, choose_actors, room_by_kind
 from hedgerow.platform.actors.placement import bundle_indices, bundles
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.assignment import hosts_of
@@ -141,6 +144,16 @@ def test_each_kind_has_a_plan_of_its_own_that_repeats_the_bits(tmp_path):
     assert same_state(first.servers[0].state, second.servers[0].state)
 
 
+def test_a_plan_of_the_file_without_a_kind_is_that_of_both(tmp_path):
+    chosen = experiment({"name": "fedavg"}, engine={"plans": {"train/clients": {"mode": "vmap", "chunk": 2}}})
+    data, kinds = check(chosen, None), ["gpu", "cpu"]
+    executor = Observed([chosen], data, 2, 2, (kinds, kinds))
+    coordinator = build_coordinator([chosen], *data, executor, [tmp_path / "run"])
+    coordinator.advance(1e6)
+    assert executor.seen == {share: {ExecutionPlan("vmap", 2)} for share in range(2)}
+    assert not {"train/clients/gpu", "train/clients/cpu"} & coordinator.plans().keys()
+
+
 def test_a_chunk_that_is_too_large_is_halved_under_all_names_of_its_plan():
     chosen, plan = experiment({"name": "fedavg"}), ExecutionPlan("vmap", 8)
     executor = SeveralWorkers([chosen], check(chosen, None), 2, 2, (["gpu", "cpu"], ["gpu", "cpu"]))
@@ -148,6 +161,30 @@ def test_a_chunk_that_is_too_large_is_halved_under_all_names_of_its_plan():
     executor.plans = [dict.fromkeys(names, plan) | {"train/clients/cpu": ExecutionPlan("loop")}]
     (smaller,) = executor.smaller_plans(ChunkTooLarge("train/clients", plan, "too large"))
     assert smaller == dict.fromkeys(names[:2], ExecutionPlan("vmap", 4))
+
+
+def test_a_list_of_kinds_is_the_number_of_actors():
+    for actors in ({}, {"actors": "auto"}, {"actors": 2}):
+        assert Resources(mixed=["gpu", "cpu"], gpus_per_actor=1, **actors).actors == 2
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"CPU": 8.0}, "at least one client actor needs a GPU, but no node has one"),
+        ({"CPU": 8.0, "GPU": 1.0}, "2 of the client actors do not fit on GPUs, and every node has GPUs"),
+    ],
+)
+def test_a_cluster_without_nodes_of_a_kind_is_named(node, message):
+    with pytest.raises(UserError, match=message):
+        choose_actors(Resources(mixed=True, gpus_per_actor=1, actors=3), 9, [node])
+
+
+def test_the_memory_of_an_actor_is_that_of_its_kind():
+    resources = Resources(mixed=True, gpus_per_actor=1, memory_mb=4000)
+    needed = MemoryEstimate(resources, process=1e9, store=0)
+    nodes = parse_nodes("1x(cpus=8,memory=16) + 1x(cpus=8,gpus=1,memory=16)")
+    assert [needed.actor_on(node) for node in nodes] == [4e9, 1e9]
 
 
 def test_recorded_kinds_take_the_place_of_mixed():

@@ -359,7 +359,12 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "kinds of actors",
         add("resources: {mixed: [gpu], gpus_per_actor: 1, actors: 3}"),
-        (":19: resources: `mixed` lists 1 for `actors: 3`",),
+        (":19: resources: `mixed` lists 1 client actors, but `actors` is 3; remove `actors`",),
+    ),
+    (
+        "no kinds of actors",
+        add("resources: {mixed: [], gpus_per_actor: 1}"),
+        (":19: resources: `mixed` names no client actor of kind gpu",),
     ),
     (
         "kinds without a GPU",

@@ -1,5 +1,7 @@
 """Several workers in one process, an experiment for them, and comparisons of their runs."""
 
+from functools import cached_property
+
 import torch
 
 from hedgerow.algorithms.core.pytree import flatten
@@ -23,7 +25,7 @@ class SeveralWorkers(Executor):
         super().__init__(experiments, None, shares)
         self.shares = list(self.kinds[0])
 
-    @property
+    @cached_property
     def hosts(self):
         return hosts_of(*self.kinds)
 
