@@ -29,7 +29,8 @@ def local_first(experiment, folder, ready, actors=2, kind=CoordinatorHandle):
     dataset, partition = check(experiment, None)
     executor = inline_executor([experiment], dataset, partition, actors)
     local = build_coordinator([experiment], dataset, partition, executor, [folder])
-    run = experiment, dataset, partition, folder, actors, actors, pytest.fail, None, ready, local
+    shares = list(experiment.resources.kinds) * actors
+    run = experiment, dataset, partition, folder, shares, actors, pytest.fail, None, ready, local
     with kind(*run) as first:
         try:
             yield first
