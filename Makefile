@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test test-all lint docs bench bench-tuning reproductions clean
+.PHONY: setup run test test-exhaustive test-all lint docs bench bench-tuning reproductions clean
 
 setup: $(STAMP)
 
@@ -30,9 +30,12 @@ test: setup
 	$(PYTEST) --numprocesses 2 $(SHARED) -m 'not exhaustive'
 	$(PYTEST) $(ALONE) -m 'not exhaustive'
 
-test-all: test
-	$(PYTEST) --numprocesses 2 $(SHARED) -m exhaustive
+# PART=2/3 runs a third of them.
+test-exhaustive: setup
+	$(PYTEST) --numprocesses 2 $(SHARED) -m exhaustive $(if $(PART),--part $(PART))
 	$(PYTEST) $(ALONE) -m exhaustive
+
+test-all: test test-exhaustive
 
 # The root *is* the package, under another folder name: mypy finds it through a link.
 lint: setup
