@@ -59,7 +59,7 @@ bench: setup
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 
-# Records each task once, which takes long, and replays every kind of search on the recordings. QUICK=1 tries it in minutes.
+# Records each task once, which takes long, and replays every kind of search on the recordings. QUICK=1 uses small versions of the tasks.
 bench-tuning: setup
 	$(BIN)/python benchmarks/tuning.py record $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)') $(if $(QUICK),--quick)
 	$(BIN)/python benchmarks/tuning.py compare $(if $(QUICK),--quick)
