@@ -213,7 +213,7 @@ LACKING = [
     ((), "absent.yaml", "--nodes absent.yaml: cannot be read"),
     (("resources.actors_per_gpu=4", "resources.gpus_per_actor=0.5"), MIXED, "remove one of the two"),
     (("resources={mixed: true, gpus_per_actor: 1, actors: 22}",), MIXED, "on the nodes without GPUs, which have 4 CP"),
-    (("resources={mixed: true, gpus_per_actor: 1}",), "2x(cpus=3,memory=16)", "the nodes with GPUs, which have 0 CP"),
+    (("resources={mixed: true, gpus_per_actor: 1}",), "2x(cpus=3,memory=16)", "needs a GPU, but no node has one"),
 ]  # fmt: skip
 
 

@@ -96,9 +96,9 @@ def check_same(folder: Path, run: Path) -> None:
 
 
 def test_a_job_too_short_for_its_run_is_requeued_until_the_run_is_finished(slurm, folder):
-    # Slowed down, 400 rounds take more than a minute.
-    (folder / "slow").touch()
-    limits = ("--time=1", "--signal=B:USR1@5")
+    # Slowed down, 400 rounds take more than two minutes. One minute is too short for a start on a slow machine.
+    (folder / "slow").write_text("0.2")
+    limits = ("--time=2", "--signal=B:USR1@5")
     job = submit(slurm, folder, *limits, SCRIPT, "run", "slowed.yaml")
     run, log = folder / "runs" / f"slowed-{job}", folder / f"hedgerow-{job}.log"
     until(lambda: status(run) == "interrupted", slurm, job, log)
