@@ -7,6 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hedgerow.algorithms.core.torch_private import (
+    batched_memory,
+    hidden_again,
+    is_batched,
+    vmap_levels,
+    without_transforms,
+)
+
 EVAL_BATCH_SIZE = 200
 """Samples per batch of an evaluation. Larger batches need more memory and are not faster."""
 
@@ -33,6 +41,16 @@ def is_narrow(kernels: Iterable[Tensor]) -> bool:
     weight gradient of such a convolution with a stride, when activations are in the format of `channels_last`.
     """
     return any(k.dim() == 4 and k.shape[2:] == (1, 1) and k.shape[1] < NARROW for k in kernels)
+
+
+def rows_of(table: Tensor, rows: Tensor) -> Tensor:
+    """Same as table[rows], which takes a slow path under vmap."""
+    if torch.compiler.is_compiling() or vmap_levels() is None or is_batched(table):
+        return table[rows]
+    memory, levels = batched_memory(rows)
+    with without_transforms():
+        found = table.index_select(0, memory.reshape(-1)).reshape(*memory.shape, *table.shape[1:])
+    return hidden_again(found, levels)
 
 
 GATHERED, GATHERED_EACH = 2**20, 2**16
@@ -134,10 +152,10 @@ class ClientData:
         together = max(1, most // max(1, indices.shape[1] * self.x[0].numel()))
         for rows, real in zip(indices.split(together), mask.split(together), strict=True):
             if self.batched:
-                samples = self._prepared(self.x[rows]), self.y[rows], rows
-                parts = zip(*(part.unbind(0) for part in (*samples, real)), strict=True)
-                for x, y, own, exists in parts:
-                    yield Batch(x, self._labels(y), exists.float(), exists.any().float(), own)
+                chunk = self._prepared(rows_of(self.x, rows)), rows_of(self.y, rows)
+                parts = *chunk, real.float(), real.any(-1).float(), rows
+                for x, y, exists, active, own in zip(*(part.unbind(0) for part in parts), strict=True):
+                    yield Batch(x, self._labels(y), exists, active, own)
                 continue
             if real.all():
                 sizes, rows = [rows.shape[1]] * len(rows), rows.flatten()
@@ -160,10 +178,10 @@ class ClientData:
         self, rows: Tensor, keys: Tensor, mask: Tensor | None = None, active: Tensor | float = 1.0
     ) -> Batch:
         def view(number: int) -> Tensor:
-            x = self.x[rows]
+            x = rows_of(self.x, rows)
             return self._prepared(x if self.augment is None else self.augment(x, keys[number], rows))
 
-        y = self._labels(self.y[rows])
+        y = self._labels(rows_of(self.y, rows))
         return Batch(view(0), y, mask, active, rows, keys, view if len(keys) > 1 else None)
 
     def _prepared(self, x: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
 
     F.cross_entropy falls back to Python under vmap, which imports torch's compiler and costs seconds in every process.
     """
-    return logits.logsumexp(-1) - logits.gather(-1, y[..., None])[..., 0]
+    return -logits.log_softmax(-1).gather(-1, y[..., None])[..., 0]
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:

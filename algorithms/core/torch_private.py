@@ -3,7 +3,7 @@
 torch may rename or remove them in any release. Each function documents its fallback.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from types import FunctionType
@@ -26,6 +26,21 @@ try:
     HAS_GRADIENT_LEVELS = True
 except ImportError:
     HAS_GRADIENT_LEVELS = False
+
+
+try:
+    # Without these names HAS_VMAP_LEVELS is False, and callers leave everything to torch.func.
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    HAS_VMAP_LEVELS = all(
+        hasattr(torch._C._functorch, name)
+        for name in (
+            *("CVmapInterpreterPtr", "TransformType", "_add_batch_dim", "get_interpreter_stack"),
+            *("get_unwrapped", "maybe_get_bdim", "maybe_get_level"),
+        )
+    )
+except ImportError:
+    HAS_VMAP_LEVELS = False
 
 
 def gradient_level() -> AbstractContextManager[int]:
@@ -94,6 +109,41 @@ _hidden_dimension, _level_of, _without_level = (
     getattr(getattr(torch._C, "_functorch", None), name, None)
     for name in ("maybe_get_bdim", "maybe_get_level", "get_unwrapped")
 )
+
+
+def vmap_levels() -> dict[int, int] | None:
+    """Levels of vmap that this code runs under, outermost first, with the size of the dimension that each one hides.
+
+    Returns None under another transform of torch.func, and without the private names.
+    """
+    if not HAS_VMAP_LEVELS:
+        return None
+    functorch = torch._C._functorch
+    stack = functorch.get_interpreter_stack() or []
+    if any(interpreter.key() != functorch.TransformType.Vmap for interpreter in stack):
+        return None
+    return {one.level(): functorch.CVmapInterpreterPtr(one).batchSize() for one in stack}
+
+
+def whole_memory(tensor: Tensor, levels: dict[int, int]) -> Tensor:
+    """A tensor with the dimensions that these levels of vmap hide, first of all; repeated where it has none."""
+    memory, own = batched_memory(tensor)
+    if len(own) == len(levels):
+        return memory
+    sizes, rest = [size if level in own else 1 for level, size in levels.items()], memory.shape[len(own) :]
+    return memory.reshape(*sizes, *rest).expand(*levels.values(), *rest)
+
+
+def hidden_again(memory: Tensor, levels: Iterable[int]) -> Tensor:
+    """A tensor whose first dimensions vmap hides, as `batched_memory` has returned it. Requires HAS_VMAP_LEVELS."""
+    for level in levels:
+        memory = torch._C._functorch._add_batch_dim(memory, 0, level)
+    return memory
+
+
+def without_transforms() -> AbstractContextManager[Any]:
+    """Context in which the transforms of torch.func do not act. Requires HAS_VMAP_LEVELS."""
+    return temporarily_clear_interpreter_stack()
 
 
 @contextmanager

@@ -304,8 +304,8 @@ def _batched(
     momenta: Params | None = None
     adam = Adam() if _optimizer(hp) in ("adam", "adamw") else None
     is_changed = _changes_gradients(hp, linear, proximal)
-    device = next(iter(start.values())).device
-    total, steps = torch.zeros((), device=device), torch.zeros((), device=device)
+    losses: list[Tensor] = []
+    active: list[Tensor] = []
     for batch in batches:
         direction, value = gradient(w, batch)
         if is_changed:
@@ -331,9 +331,10 @@ def _batched(
         if proximal is not None and _fused(hp):
             w = (lerp if is_first else lerp_)(w, proximal.centre, rate * proximal.weight)
         w = (add if is_first else add_)(w, direction, -rate)
-        total = total + value * batch.active
-        steps = steps + batch.active
-    return w, total / steps
+        losses.append(value * batch.active)
+        active.append(torch.as_tensor(batch.active))
+    mean_loss = torch.stack(losses).sum() / torch.stack(active).sum() if losses else torch.tensor(float("nan"))
+    return w, mean_loss
 
 
 def plain_steps(hp: Any, steps: Tensor) -> Tensor:
