@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,6 +43,9 @@ def compare(
     """Run all contenders in turn: once to check that they do the same work, then `repeats` times with timing."""
     job = write_job(scratch / "job", workload, data_root)
     short = job.shortened(CHECKED)
+    if workload.checked is not None:
+        brief = replace(workload, rounds=CHECKED, local=workload.checked)
+        short = write_job(scratch / "checked", brief, data_root)
     checks: dict[str, dict[str, Any]] = {}
     runs: dict[str, list[dict[str, Any]]] = {}
     problems: dict[str, str] = {}

@@ -33,10 +33,10 @@ def balance(_: str = "") -> str:
 def balance_on_ray(_: str = "") -> str:
     """Efficiency of the same assignment on Ray, with clients that wait."""
     rows = [
-        [str(one["actors"]), str(one["clients"]), f"{100 * one['efficiency']:.0f} %"]
+        [str(one["actors"]), str(one["clients"]), f"{one['seconds']:g} s", f"{100 * one['efficiency']:.0f} %"]
         for one in _results("balance")["measured"]
     ]
-    return _table(["actors", "clients per round", "efficiency"], rows)
+    return _table(["actors", "clients per round", "time of a client", "efficiency"], rows)
 
 
 def fan_in(_: str = "") -> str:

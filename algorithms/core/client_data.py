@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.torch_private import (
     batched_memory,
-    hidden_again,
+    hide_dimensions,
     is_batched,
     vmap_levels,
     without_transforms,
@@ -44,13 +44,13 @@ def is_narrow(kernels: Iterable[Tensor]) -> bool:
 
 
 def rows_of(table: Tensor, rows: Tensor) -> Tensor:
-    """Same as table[rows], which takes a slow path under vmap."""
+    """Returns table[rows]. Indexing itself takes a slow path under vmap."""
     if torch.compiler.is_compiling() or vmap_levels() is None or is_batched(table):
         return table[rows]
     memory, levels = batched_memory(rows)
     with without_transforms():
-        found = table.index_select(0, memory.reshape(-1)).reshape(*memory.shape, *table.shape[1:])
-    return hidden_again(found, levels)
+        samples = table.index_select(0, memory.reshape(-1)).reshape(*memory.shape, *table.shape[1:])
+    return hide_dimensions(samples, levels)
 
 
 GATHERED, GATHERED_EACH = 2**20, 2**16

@@ -126,7 +126,7 @@ def vmap_levels() -> dict[int, int] | None:
 
 
 def whole_memory(tensor: Tensor, levels: dict[int, int]) -> Tensor:
-    """A tensor with the dimensions that these levels of vmap hide, first of all; repeated where it has none."""
+    """A tensor with the dimensions that these levels of vmap hide as its first ones, repeated where it has none."""
     memory, own = batched_memory(tensor)
     if len(own) == len(levels):
         return memory
@@ -134,8 +134,8 @@ def whole_memory(tensor: Tensor, levels: dict[int, int]) -> Tensor:
     return memory.reshape(*sizes, *rest).expand(*levels.values(), *rest)
 
 
-def hidden_again(memory: Tensor, levels: Iterable[int]) -> Tensor:
-    """A tensor whose first dimensions vmap hides, as `batched_memory` has returned it. Requires HAS_VMAP_LEVELS."""
+def hide_dimensions(memory: Tensor, levels: Iterable[int]) -> Tensor:
+    """A tensor whose first dimensions vmap hides: the inverse of `batched_memory`. Requires HAS_VMAP_LEVELS."""
     for level in levels:
         memory = torch._C._functorch._add_batch_dim(memory, 0, level)
     return memory

@@ -4,8 +4,9 @@ torch.func always keeps the graph for outer gradients. Its first call in a proce
 takes longer than importing torch.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,13 +18,13 @@ from hedgerow.algorithms.core.torch_private import (
     enter_level,
     gradient_level,
     gradients,
-    hidden_again,
+    hide_dimensions,
     leave_level,
     vmap_levels,
     whole_memory,
     without_transforms,
 )
-from hedgerow.algorithms.optim.batched_functions import BatchedFunctions
+from hedgerow.algorithms.optim.batched_functions import BatchedFunctions, TransformNeededError
 
 
 def gradient_and_value(loss: Callable[..., Any], differentiable: bool = False, aux: bool = False) -> Callable[..., Any]:
@@ -33,14 +34,14 @@ def gradient_and_value(loss: Callable[..., Any], differentiable: bool = False, a
     differentiable: the gradient can itself be differentiated by an outer gradient.
 
     torch.func.grad_and_value is used only while a step is compiled, or if the private names of torch are missing.
-    Raises ValueError if the loss is not a 0-d tensor, or torch's own error.
     """
     if torch.compiler.is_compiling() or not HAS_GRADIENT_LEVELS:
         return _compilable(loss, aux)
 
     def both(w: Tree, *rest: Any) -> tuple[Any, ...]:
-        if not differentiable and (levels := vmap_levels()) is not None:
-            return _from_memory(loss, aux, w, levels, rest)
+        levels = _direct.get()
+        if levels and not differentiable and vmap_levels() == levels:
+            return _directly(loss, aux, w, levels, rest)
         # Same as torch's grad_and_value_impl, for a tree and one derivative.
         with gradient_level() as level, torch.enable_grad():
             inside = tree_map(lambda p: enter_level(p, level), w)
@@ -59,28 +60,45 @@ def gradient_and_value(loss: Callable[..., Any], differentiable: bool = False, a
     return both
 
 
-def _from_memory(
-    loss: Callable[..., Any], aux: bool, w: Tree, levels: dict[int, int], rest: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Gradient, value and other results, by a graph of the memory that vmap hides.
+@contextmanager
+def direct_gradients() -> Iterator[None]:
+    """Context in which gradients under the current levels of vmap are computed on the tensors of all clients.
 
     The gradient of the sum of all clients' losses contains that of each client, since each has its own parameters. The
-    forward pass then goes through one transform less, and the backward pass through none.
+    forward pass then goes through one transform less, and the backward pass through none. A gradient within another one
+    or under further levels of vmap is computed as outside the context. A loss raises TransformNeededError, or any other
+    error, if it can only be differentiated outside of it.
     """
+    token = _direct.set(vmap_levels())
+    try:
+        yield
+    finally:
+        _direct.reset(token)
+
+
+_direct: ContextVar[dict[int, int] | None] = ContextVar("direct", default=None)
+
+
+def _directly(loss: Callable[..., Any], aux: bool, w: Tree, levels: dict[int, int], rest: Any) -> tuple[Any, ...]:
+    """Gradient, value and other results, from an autograd graph on the tensors of all clients."""
     memories = [whole_memory(leaf, levels) for leaf in leaves(w)]
-    with without_transforms():
-        memories = [memory.detach().requires_grad_() for memory in memories]
-        # Layers may ask whether their parameters require a gradient.
-        inside = iter([hidden_again(memory, levels).requires_grad_() for memory in memories])
-    with torch.enable_grad(), BatchedFunctions() if levels else nullcontext():
-        result = loss(tree_map(lambda _: next(inside), w), *rest)
-    value, *others = result if aux else (result,)
-    if value.dim():
-        raise ValueError(f"the loss must be a 0-d tensor, but has shape {tuple(value.shape)}")
-    total, _ = batched_memory(value)
-    with without_transforms():
-        slopes = iter(gradients(total.sum(), memories))
-    direction = tree_map(lambda _: hidden_again(next(slopes), levels), w)
+    with torch.enable_grad():
+        with without_transforms():
+            memories = [memory.detach().requires_grad_() for memory in memories]
+        inside = iter(memories)
+        token = _direct.set(None)
+        try:
+            with BatchedFunctions(levels):
+                result = loss(tree_map(lambda _: hide_dimensions(next(inside), levels), w), *rest)
+        finally:
+            _direct.reset(token)
+        value, *others = result if aux else (result,)
+        if value.dim():
+            raise TransformNeededError("a loss that is not 0-d")
+        total, _ = batched_memory(value)
+        with without_transforms():
+            slopes = iter(gradients(total.sum(), memories))
+    direction = tree_map(lambda _: hide_dimensions(next(slopes), levels), w)
     return direction, *(tree_map(torch.Tensor.detach, tree) for tree in (value, *others))
 
 

@@ -1,10 +1,12 @@
 """`run_clients`: runs a client step for many clients, in a loop or batched with vmap, with the same results."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, Split
 from hedgerow.algorithms.core.messages import ClientStep
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.algorithms.core.torch_private import allow_recompilations
+from hedgerow.algorithms.optim.gradient import direct_gradients
+from hedgerow.platform.common.memory import is_out_of_memory
 from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pooled_batches, view_keys
 from hedgerow.platform.runtime.shards import WorkShard
@@ -236,12 +240,27 @@ def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sa
     floats = {path: torch.tensor(values, device=device) for path, values in _columns(hypers, compiled).items()}
     # Without the plain values of these floats: a compiled step is recompiled when a plain value changes.
     values = hypers[0].with_floats(dict.fromkeys(floats)).model_dump(warnings=False)
-    vmapped = _compiled() if compiled else _vmapped
+    owner = getattr(step, "__self__", step)
 
     def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
-        return vmapped(step, values, samples, len(hypers), downs, floats, extra, state, streams, keys)
+        arguments = step, values, samples, len(hypers), downs, floats, extra, state, streams, keys
+        if compiled:
+            return _compiled()(*arguments)
+        if step.__name__ not in _needs_transforms.get(owner, ()):
+            try:
+                return _vmapped(*arguments, direct=True)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+            # Steps have no side effects, so that this one can run again. Errors of its own are then raised again.
+            _needs_transforms.setdefault(owner, set()).add(step.__name__)
+        return _vmapped(*arguments)
 
     return run
+
+
+_needs_transforms: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""Names of the steps of an algorithm that have failed within `direct_gradients`."""
 
 
 def _vmapped(
@@ -255,11 +274,12 @@ def _vmapped(
     state: Tree,
     streams: Any,
     keys: Tree,
+    direct: bool = False,
 ) -> tuple[Tree, Tree, dict[str, Tensor]]:
     """Run a client step for a chunk of clients, for every variant.
 
-    Clients of a variant share its message, and variants share the samples of their clients: the products of the first
-    local step, and of evaluation, are then few and large.
+    Clients of a variant share its message, and variants share the samples of their clients: the products of evaluation
+    are then few and large. direct: see `direct_gradients`.
     """
 
     def clients(variant: Tensor, down: Tree, floats: dict[str, Tensor], extra: Tree, state: Tree) -> Any:
@@ -269,7 +289,8 @@ def _vmapped(
             keys = dict(keys)
             own = keys.pop("", None)
             data = ClientData(samples.x, samples.y, samples.prepare, streams, True, keys, samples.augment, key=own)
-            return step(hp, {**down, **extra}, state, data)
+            with direct_gradients() if direct else nullcontext():
+                return step(hp, {**down, **extra}, state, data)
 
         return torch.func.vmap(one, randomness="error")(extra, state, streams, keys)
 

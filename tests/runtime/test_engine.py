@@ -1,11 +1,14 @@
 """The engine and the inline executor: states, exchanges, reductions, clients that diverge."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from helpers import blobs, distance, identical, model, partition, run_inline, small_task
 from internals import count_compilations
-from toys import Diverging, Stacker, Stateful, TwoPhases
+from torch import nn
+from toys import Diverging, Stacker, Stateful, StraightThrough, TwoPhases
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.pytree import leaves
@@ -13,6 +16,7 @@ from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.fedsgd import FedSGD
 from hedgerow.algorithms.federated.scaffold import Scaffold
+from hedgerow.algorithms.optim import gradient
 from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources
@@ -34,6 +38,65 @@ def test_results_do_not_depend_on_the_chunk_size():
         runs.append(model(run))
     for other in runs[1:]:
         assert max(float((other[k] - runs[0][k]).abs().max()) for k in other) < 1e-6
+
+
+def learned(module, engine, hyper=None):
+    """Parameters after three rounds of FedAvg."""
+    task = replace(small_task(DATA), module=module)
+    run = run_inline(FedAvg, task, DATA, RAGGED, {"batch_size": 8, **(hyper or {})}, rounds=3, engine=engine)
+    list(run)
+    return model(run)
+
+
+def test_gradients_of_batched_clients_are_computed_directly(monkeypatch):
+    calls = []
+    directly = gradient._directly
+    monkeypatch.setattr(gradient, "_directly", lambda *args: calls.append(1) or directly(*args))
+    learned(small_task(DATA).module, VMAP)
+    assert len(calls) > 3
+    calls.clear()
+    learned(small_task(DATA).module, LOOP)
+    assert calls == []
+
+
+class Layer(nn.Module):
+    """A model with a function between two layers. function: (module, hidden values) -> hidden values."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.function = function
+
+    def forward(self, x):
+        return self.last(self.function(self, self.first(x)))
+
+
+def hooked(module, hidden):
+    """Halves the gradient."""
+    if hidden.requires_grad:
+        hidden.register_hook(lambda slope: slope / 2)
+    return hidden
+
+
+def attended(module, hidden):
+    tokens = hidden.view(-1, 2, 4)
+    return module.attention(tokens, tokens, tokens, need_weights=False)[0].reshape(hidden.shape)
+
+
+FUNCTIONS = {
+    "backward of the user's own": lambda module, hidden: StraightThrough.apply(hidden),
+    "hook": hooked,
+    "attention": attended,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
+def test_models_that_need_torch_func_learn_the_same_in_batches(function):
+    alone, together = (learned(Layer(function), engine) for engine in (LOOP, VMAP))
+    assert distance(alone, together) < 1e-5
+    assert distance(alone, dict(Layer(function).named_parameters())) > 0.1
 
 
 @pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])

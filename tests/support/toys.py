@@ -123,6 +123,26 @@ class Uneven(FedAvg):
         return super().train(hp, down, state, data)
 
 
+class StraightThrough(torch.autograd.Function):
+    """Sign with the gradient of the identity."""
+
+    @staticmethod
+    def forward(x):
+        return x.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x.sign(), in_dims[0]
+
+
 class AtMost(torch.autograd.Function):
     """The identity, for which memory is missing when more than `most` clients are batched; it learns their number from
     vmap. kind: cuda raises the error of a GPU; cpu has torch's allocator fail.

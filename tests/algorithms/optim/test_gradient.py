@@ -1,15 +1,17 @@
-"""Gradients of many clients at once: those of each client, whatever the model shares, nests or ignores."""
+"""Gradients of many clients at once are those of each client, with torch.func and without."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from toys import StraightThrough
 
 from hedgerow.algorithms.core import torch_private
 from hedgerow.algorithms.core.client_data import rows_of
 from hedgerow.algorithms.core.torch_private import call
-from hedgerow.algorithms.optim.batched_functions import BatchedFunctions
-from hedgerow.algorithms.optim.gradient import gradient_and_value
+from hedgerow.algorithms.optim import batched_functions
+from hedgerow.algorithms.optim.batched_functions import BatchedFunctions, TransformNeededError
+from hedgerow.algorithms.optim.gradient import direct_gradients, gradient_and_value
 
 CLIENTS, VARIANTS = 3, 2
 
@@ -49,10 +51,23 @@ def check(found, expected):
     assert torch.allclose(found[1], expected[1], atol=1e-12)
 
 
-@pytest.fixture(params=["with", "without"])
-def private_names(request, monkeypatch):
-    """Runs a test with the private names of torch, and as if they were missing."""
-    monkeypatch.setattr(torch_private, "HAS_VMAP_LEVELS", request.param == "with")
+@pytest.fixture(params=["direct", "torch.func", "without private names"])
+def gradient(request, monkeypatch):
+    """Function (loss, differentiable) -> gradient and value under vmap, each way."""
+    monkeypatch.setattr(torch_private, "HAS_VMAP_LEVELS", request.param != "without private names")
+    return in_torch_func if request.param == "torch.func" else directly
+
+
+def directly(loss, **options):
+    def both(*arguments):
+        with direct_gradients():
+            return gradient_and_value(loss, **options)(*arguments)
+
+    return both
+
+
+def in_torch_func(loss, **options):
+    return gradient_and_value(loss, **options)
 
 
 @pytest.fixture
@@ -62,43 +77,42 @@ def net():
 
 
 @pytest.mark.parametrize("shape", [(4,), (6, 4), (6, 3, 4), (0, 4)], ids=str)
-@pytest.mark.usefixtures("private_names")
-def test_each_client_has_its_own_gradient(net, shape):
+def test_each_client_has_its_own_gradient(gradient, net, shape):
     x = torch.randn(CLIENTS, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     w = own_parameters(net, CLIENTS)
 
     def loss(w, x):
         return call(net, w, x).square().sum()
 
-    slopes, values = torch.func.vmap(gradient_and_value(loss))(w, x)
+    slopes, values = torch.func.vmap(gradient(loss))(w, x)
     for client in range(CLIENTS):
         mine = {name: p[client] for name, p in w.items()}
         check(({n: s[client] for n, s in slopes.items()}, values[client]), reference(loss, mine, x[client]))
 
 
-@pytest.mark.usefixtures("private_names")
-def test_clients_that_share_their_parameters_have_their_own_gradients(net):
+def test_clients_that_share_their_parameters_have_their_own_gradients(gradient, net):
     x = torch.randn(CLIENTS, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     w = own_parameters(net)
 
     def loss(w, x):
         return call(net, w, x).square().sum()
 
-    slopes, values = torch.func.vmap(gradient_and_value(loss), in_dims=(None, 0))(w, x)
+    slopes, values = torch.func.vmap(gradient(loss), in_dims=(None, 0))(w, x)
     for client in range(CLIENTS):
         check(({n: s[client] for n, s in slopes.items()}, values[client]), reference(loss, w, x[client]))
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own model per client", "one model per variant"])
-@pytest.mark.usefixtures("private_names")
-def test_variants_and_clients_have_their_own_gradients(net, shared):
+def test_variants_and_clients_have_their_own_gradients(gradient, net, shared):
     x = torch.randn(CLIENTS, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     w = own_parameters(net, VARIANTS) if shared else own_parameters(net, VARIANTS, CLIENTS)
 
     def loss(w, x):
         return call(net, w, x).square().sum()
 
-    over_clients = torch.func.vmap(gradient_and_value(loss), in_dims=(None if shared else 0, 0))
+    def over_clients(w, x):
+        return torch.func.vmap(gradient(loss), in_dims=(None if shared else 0, 0))(w, x)
+
     slopes, values = torch.func.vmap(over_clients, in_dims=(0, None))(w, x)
     for variant in range(VARIANTS):
         for client in range(CLIENTS):
@@ -107,8 +121,7 @@ def test_variants_and_clients_have_their_own_gradients(net, shared):
             check(found, reference(loss, mine, x[client]))
 
 
-@pytest.mark.usefixtures("private_names")
-def test_a_client_that_diverges_leaves_the_others_alone(net):
+def test_a_client_that_diverges_leaves_the_others_alone(gradient, net):
     x = torch.randn(CLIENTS, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     w = own_parameters(net, CLIENTS)
     w["first.weight"][1] = torch.inf
@@ -116,82 +129,139 @@ def test_a_client_that_diverges_leaves_the_others_alone(net):
     def loss(w, x):
         return call(net, w, x).square().sum()
 
-    slopes, _ = torch.func.vmap(gradient_and_value(loss))(w, x)
+    slopes, _ = torch.func.vmap(gradient(loss))(w, x)
     finite = torch.stack([slope.reshape(CLIENTS, -1).isfinite().all(1) for slope in slopes.values()]).all(0)
     assert finite.tolist() == [True, False, True]
 
 
-@pytest.mark.usefixtures("private_names")
-def test_a_gradient_within_a_gradient_is_a_product_with_the_hessian(net):
+def test_a_gradient_within_a_gradient_is_a_product_with_the_hessian(gradient):
     x = torch.randn(CLIENTS, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     flat = torch.randn(CLIENTS, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     v = torch.linspace(0, 1, 20, dtype=torch.float64)
 
     def loss(flat, x):
-        return (x @ flat.view(4, 5)).tanh().square().sum()
+        return functional.linear(x, flat.view(5, 4)).tanh().square().sum()
 
     def product(flat, x):
         inner = gradient_and_value(loss, differentiable=True)
-        return gradient_and_value(lambda flat: inner(flat, x)[0] @ v)(flat)[0]
+        return gradient(lambda flat: inner(flat, x)[0] @ v)(flat)[0]
 
-    found = torch.func.vmap(product)(flat, x)
+    products = torch.func.vmap(product)(flat, x)
     for client in range(CLIENTS):
         hessian = torch.autograd.functional.hessian(lambda w, x=x[client]: loss(w, x), flat[client])
-        assert torch.allclose(found[client], hessian @ v)
-        assert torch.allclose(product(flat[client], x[client]), hessian @ v)
+        assert torch.allclose(products[client], hessian @ v)
 
 
-@pytest.mark.usefixtures("private_names")
-def test_other_results_leave_without_a_graph(net):
+def test_a_gradient_of_several_models_within_a_gradient(gradient):
+    x = torch.randn(CLIENTS, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    w = torch.randn(CLIENTS, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def loss(w, x):
+        def ensemble(v):
+            return torch.func.vmap(lambda v: functional.linear((x @ v).tanh(), v).square().sum())(v).sum()
+
+        return gradient_and_value(ensemble, differentiable=True)(w)[0].square().sum()
+
+    slopes, _ = torch.func.vmap(gradient(loss))(w, x)
+    for client in range(CLIENTS):
+        assert torch.allclose(slopes[client], gradient_and_value(loss)(w[client], x[client])[0])
+
+
+def test_gradients_are_computed_where_they_are_switched_off(gradient, net):
+    w, x = own_parameters(net, CLIENTS), torch.ones(CLIENTS, 6, 4, dtype=torch.float64)
+    with torch.no_grad():
+        slopes, _ = torch.func.vmap(gradient(lambda w, x: call(net, w, x).sum()))(w, x)
+    assert slopes["second.weight"].any()
+
+
+def test_other_results_leave_without_a_graph(gradient, net):
     w, x = own_parameters(net, CLIENTS), torch.ones(CLIENTS, 6, 4, dtype=torch.float64)
 
     def loss(w, x):
         out = call(net, w, x)
         return out.sum(), {"largest": out.max()}
 
-    _, value, others = torch.func.vmap(gradient_and_value(loss, aux=True))(w, x)
+    _, value, others = torch.func.vmap(gradient(loss, aux=True))(w, x)
     assert not value.requires_grad
     assert not others["largest"].requires_grad
     assert torch.equal(others["largest"], torch.func.vmap(lambda w, x: call(net, w, x).max())(w, x))
 
 
-def test_a_loss_must_be_one_number(net):
-    w, x = own_parameters(net, CLIENTS), torch.ones(CLIENTS, 6, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"the loss must be a 0-d tensor, but has shape \(6, 2\)"):
-        torch.func.vmap(gradient_and_value(lambda w, x: call(net, w, x)))(w, x)
+def register_hook(x, w):
+    w.register_hook(lambda slope: 0 * slope)
+    return x @ w
 
 
-def test_layers_see_that_their_parameters_require_a_gradient():
-    torch.manual_seed(0)
-    # In evaluation mode it has a fast path without gradients.
-    net = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
-    w, x = own_parameters(net, CLIENTS), torch.randn(CLIENTS, 6, 3, 4, dtype=torch.float64)
+NEED_TRANSFORMS = {
+    "backward of the user's own": lambda x, w: StraightThrough.apply(x @ w),
+    "hook": register_hook,
+    "question for the graph": lambda x, w: x @ w if w.requires_grad else x,
+    "attention": lambda x, w: functional.scaled_dot_product_attention(x @ w, x @ w, x @ w),
+    "operator by name": lambda x, w: torch.ops.aten.sin(x @ w),
+    "loss of several numbers": lambda x, w: (x @ w)[:, :2],
+}
+
+
+@pytest.mark.parametrize("layer", NEED_TRANSFORMS.values(), ids=list(NEED_TRANSFORMS))
+def test_what_only_torch_func_differentiates_is_refused(layer):
+    x, w = torch.randn(CLIENTS, 6, 4), torch.randn(CLIENTS, 4, 4)
 
     def loss(w, x):
-        assert all(p.requires_grad for p in w.values())
-        return call(net, w, x).square().mean()
+        out = layer(x, w)
+        return out if out.shape[1] == 2 else out.sum()
 
-    slopes, values = torch.func.vmap(gradient_and_value(loss))(w, x)
-    for client in range(CLIENTS):
-        mine = {name: p[client] for name, p in w.items()}
-        check(({n: s[client] for n, s in slopes.items()}, values[client]), reference(loss, mine, x[client]))
+    with pytest.raises(TransformNeededError):
+        torch.func.vmap(directly(loss))(w, x)
+    # The transforms are in place again.
+    assert torch.func.vmap(lambda x: x.sum())(x).shape == (CLIENTS,)
+    assert torch_private.vmap_levels() == {}
+
+
+def test_linear_layers_are_batched_products(monkeypatch, net):
+    products = []
+    monkeypatch.setattr(batched_functions, "_linear", lambda *args: products.append(linear(*args)) or products[-1])
+    w, x = own_parameters(net, CLIENTS), torch.ones(CLIENTS, 6, 4, dtype=torch.float64)
+    torch.func.vmap(directly(lambda w, x: call(net, w, x).sum()))(w, x)
+    assert [product.shape for product in products] == [(6, 5), (6, 2)]
+
+
+linear = batched_functions._linear
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 3, 4)], ids=["samples", "tokens"])
+def test_the_result_of_a_linear_layer_can_be_viewed_in_another_shape(gradient, net, shape):
+    w, x = own_parameters(net, CLIENTS), torch.ones(CLIENTS, *shape, dtype=torch.float64)
+
+    def loss(w, x):
+        rows = functional.linear(x, w["first.weight"], w["first.bias"])
+        return rows.view(6, -1).square().sum() if x.dim() > 2 else rows.square().sum()
+
+    slopes, _ = torch.func.vmap(gradient(loss))(w, x)
+    mine = {name: p[0] for name, p in w.items()}
+    assert torch.allclose(slopes["first.weight"][0], reference(loss, mine, x[0])[0]["first.weight"])
+
+
+def test_a_linear_layer_of_one_output_may_have_a_vector_as_its_weight(gradient):
+    x, w = torch.randn(CLIENTS, 6, 4), torch.randn(CLIENTS, 4)
+    slopes, _ = torch.func.vmap(gradient(lambda w, x: functional.linear(x, w).sum()))(w, x)
+    assert torch.allclose(slopes, x.sum(1))
 
 
 def test_a_linear_layer_that_clients_share_stays_as_it_is():
     weight, bias = torch.randn(5, 4), torch.randn(5)
 
     def layer(x):
-        with BatchedFunctions():
+        with BatchedFunctions(torch_private.vmap_levels()):
             return functional.linear(x, weight, bias=bias)
 
     x = torch.randn(CLIENTS, 6, 4)
     assert torch.equal(torch.func.vmap(layer)(x), functional.linear(x, weight, bias))
-    assert torch.equal(layer(x[0]), functional.linear(x[0], weight, bias))
 
 
+@pytest.mark.parametrize("has_names", [True, False])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])
-@pytest.mark.usefixtures("private_names")
-def test_rows_are_those_of_the_index(dtype):
+def test_rows_are_those_of_the_index(dtype, has_names, monkeypatch):
+    monkeypatch.setattr(torch_private, "HAS_VMAP_LEVELS", has_names)
     table = torch.arange(40).view(10, 2, 2).to(dtype)
     rows = torch.tensor([[[3, 1], [0, 0]], [[9, 9], [4, 2]]])
     assert torch.equal(torch.func.vmap(lambda rows: rows_of(table, rows))(rows), table[rows])
