@@ -113,7 +113,9 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": store})
     try:
         for _ in range(chosen.nodes):
-            cluster.add_node(num_cpus=-(-chosen.actors // chosen.nodes), object_store_memory=store)
+            share = -(-chosen.actors // chosen.nodes)
+            # All stores together must fit into the shared memory of this machine.
+            cluster.add_node(num_cpus=share, object_store_memory=2 * store * share // chosen.actors)
         for megabytes in chosen.megabytes:
             for name, actor in (("flat", Flat), ("tree", tree)):
                 client_actor.ClientActor = actor  # type: ignore[misc]
