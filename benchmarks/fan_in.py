@@ -1,6 +1,6 @@
 """Memory of the coordinator and time of a round when many actors on several nodes return large sums.
 
-    python benchmarks/fan_in.py [--nodes 4] [--actors 16] [--megabytes 25 100] [--rounds 4]
+    python benchmarks/fan_in.py [--nodes 4] [--actors 16] [--megabytes 25 100] [--rounds 4] [--sums flat tree]
 
 FedAvg, one client per actor, one local step on one sample, with an MLP of the given size (float32). "flat": every actor
 returns its float64 sum to the coordinator. "tree": the actors add their sums up in pairs, and the coordinator receives
@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=16)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[25, 100])
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--sums", nargs="+", choices=["flat", "tree"], default=["flat", "tree"])
     chosen = parser.parse_args()
     tree, results = client_actor.ClientActor, []
     # Room for all sums, and as much again: by default such a node has 150 MB, and would move sums to the disk.
@@ -117,8 +118,8 @@ def main() -> None:
             # All stores together must fit into the shared memory of this machine.
             cluster.add_node(num_cpus=share, object_store_memory=2 * store * share // chosen.actors)
         for megabytes in chosen.megabytes:
-            for name, actor in (("flat", Flat), ("tree", tree)):
-                client_actor.ClientActor = actor  # type: ignore[misc]
+            for name in chosen.sums:
+                client_actor.ClientActor = Flat if name == "flat" else tree  # type: ignore[misc]
                 case = {"nodes": chosen.nodes, "actors": chosen.actors, "model_mb": megabytes, "sums": name}
                 results.append(case | measure(cluster.address, chosen.actors, megabytes, chosen.rounds))
                 print(results[-1], flush=True)
