@@ -46,11 +46,9 @@ def gradient_and_value(loss: Callable[..., Any], differentiable: bool = False, a
         with gradient_level() as level, torch.enable_grad():
             inside = tree_map(lambda p: enter_level(p, level), w)
             value, *others = loss(inside, *rest) if aux else (loss(inside, *rest),)
-            slopes = torch.autograd.grad(
-                value, list(leaves(inside)), create_graph=differentiable, materialize_grads=True
-            )
-            gradients = iter(slopes)
-            direction = tree_map(lambda p: leave_level(next(gradients), level), inside)
+            parameters = list(leaves(inside))
+            slopes = iter(torch.autograd.grad(value, parameters, create_graph=differentiable, materialize_grads=True))
+            direction = tree_map(lambda p: leave_level(next(slopes), level), inside)
             leaving = [
                 tree_map(lambda t: leave_level(t if differentiable else t.detach(), level), tree)
                 for tree in (value, *others)

@@ -40,10 +40,10 @@ def test_results_do_not_depend_on_the_chunk_size():
         assert max(float((other[k] - runs[0][k]).abs().max()) for k in other) < 1e-6
 
 
-def learned(module, engine, hyper=None):
+def learned(module, engine):
     """Parameters after three rounds of FedAvg."""
     task = replace(small_task(DATA), module=module)
-    run = run_inline(FedAvg, task, DATA, RAGGED, {"batch_size": 8, **(hyper or {})}, rounds=3, engine=engine)
+    run = run_inline(FedAvg, task, DATA, RAGGED, {"batch_size": 8}, rounds=3, engine=engine)
     list(run)
     return model(run)
 
