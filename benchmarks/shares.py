@@ -1,9 +1,10 @@
-"""Processor time of the clients' work of a round, without any exchange: Hedgerow in one process against the bare loop.
+"""Time of the clients' work of a round, without any exchange: Hedgerow in one process against the bare loop.
 
-    python benchmarks/shares.py [--rounds 12] [--data-root FOLDER] [--only digits mnist-mlp ...]
+    python benchmarks/shares.py [--rounds 12] [--data-root FOLDER] [--only digits mnist-mlp ...] [--device cuda]
 
-The two take turns, round by round, with the same clients and mini-batches. Processor time hardly depends on other work
-on the machine. Prints the ratios and writes benchmarks/results/shares.json.
+The two take turns, round by round, with the same clients and mini-batches. On a CPU, it is processor time, which hardly
+depends on other work on the machine; on a GPU, it is time until all results are there. Prints the ratios and writes
+benchmarks/results/shares.json, or shares-cuda.json.
 """
 
 import argparse
@@ -34,16 +35,20 @@ BRIEF = 4
 """Rounds of a workload whose rounds take longer than a second."""
 
 
-def measure(workload: Workload, rounds: int, data_root: Path | None) -> dict[str, Any]:
-    """Processor seconds per round of the bare loop and of Hedgerow, as a loop and under the plan that it chooses."""
-    rounds = min(rounds, BRIEF) if workload.rounds <= BRIEF else rounds
+def measure(workload: Workload, rounds: int, data_root: Path | None, device: str) -> dict[str, Any]:
+    """Seconds per round of the bare loop and of Hedgerow, as a loop and under the plan that it chooses."""
+    on_gpu = device == "cuda"
+    rounds = min(rounds, BRIEF) if workload.rounds <= BRIEF and not on_gpu else rounds
     workload = replace(workload, rounds=rounds)
     with tempfile.TemporaryDirectory(prefix="hedgerow-shares-") as scratch:
         written = write_job(Path(scratch) / "job", workload, data_root)
         job = Job(written.folder)
-        module, x, y = job.load()
+        module, x, y = (part.to(device) for part in job.load())
         w = {name: p.detach().clone() for name, p in module.named_parameters()}
         experiment = workload.experiment(written.source)
+        if on_gpu:
+            resources = experiment.resources.model_copy(update={"gpus_per_actor": 1.0})
+            experiment = experiment.model_copy(update={"resources": resources})
         dataset = written.source.dataset
         if dataset is None:
             dataset, partition = build_data(experiment, data_root)
@@ -51,7 +56,7 @@ def measure(workload: Workload, rounds: int, data_root: Path | None) -> dict[str
             partition = build_partition(experiment, dataset)
         coordinators = {}
         for name in ("loop", "chosen"):
-            executor = inline_executor([experiment], dataset, partition, 2)
+            executor = inline_executor([experiment], dataset, partition, 1 if on_gpu else 2)
             folder = Path(scratch) / name
             coordinators[name] = build_coordinator([experiment], dataset, partition, executor, [folder])
             if name == "loop":
@@ -59,19 +64,23 @@ def measure(workload: Workload, rounds: int, data_root: Path | None) -> dict[str
         torch.set_num_threads(1)
         seconds: dict[str, list[float]] = {"bare": [], "loop": [], "chosen": []}
         for clients in job.rows:
-            seconds["bare"].append(_timed(lambda: train_share(module, w, torch.from_numpy(clients), x, y, job.lr)))  # noqa: B023
+            rows = torch.from_numpy(clients)
+            seconds["bare"].append(_timed(lambda: train_share(module, w, rows.to(device), x, y, job.lr), on_gpu))  # noqa: B023
             for name, coordinator in coordinators.items():
-                seconds[name].append(_timed(coordinator.next_round))
+                seconds[name].append(_timed(coordinator.next_round, on_gpu))
         plan = coordinators["chosen"].plans()["train/clients"]
     # The first round measures a plan.
     ratios = {name: median(np.array(seconds["bare"][1:]) / np.array(seconds[name][1:])) for name in ("loop", "chosen")}
     return {"title": workload.title, "seconds": {k: median(v[1:]) for k, v in seconds.items()}, **ratios, "plan": plan}
 
 
-def _timed(work: Any) -> float:
-    begun = time.process_time()
+def _timed(work: Any, on_gpu: bool) -> float:
+    clock = time.perf_counter if on_gpu else time.process_time
+    begun = clock()
     work()
-    return time.process_time() - begun
+    if on_gpu:
+        torch.cuda.synchronize()
+    return clock() - begun
 
 
 def main() -> None:
@@ -79,15 +88,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--data-root", type=Path, help="folder of MNIST, CIFAR-10 and tiny-Shakespeare, if present")
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
-    results = {}
+    device, results = arguments.device, {}
     for name in arguments.only:
-        results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root)
+        results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root, device)
         print(
             f"{name}: bare loop / Hedgerow {one['loop']:.2f} as a loop, {one['chosen']:.2f} under {one['plan']}",
             flush=True,
         )
-    write_results("shares", conditions() | results)
+    if device == "cuda":
+        results["card"] = torch.cuda.get_device_name()
+    write_results("shares" if device == "cpu" else "shares-cuda", conditions() | results)
 
 
 if __name__ == "__main__":

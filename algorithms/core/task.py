@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -114,11 +114,15 @@ class Task:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to(self, device: torch.device) -> Self:
-        """Returns a copy on another device."""
+        """Returns a copy on another device; the modules of this task stay where they are."""
+        if device.type == "cpu":
+            return self
         tensors: Any = {name: value.to(device) for name, value in self.fields.items() if isinstance(value, Tensor)}
-        teacher = None if self.teacher is None else self.teacher.to(device)
-        train_mode = None if self.train_mode is None else self.train_mode.to(device)
-        return replace(self, module=self.module.to(device), teacher=teacher, train_mode=train_mode, **tensors)
+        # In one copy, since a module and its copy in training mode have the same parameters.
+        module, teacher, train_mode = deepcopy((self.module, self.teacher, self.train_mode))
+        teacher = None if teacher is None else teacher.to(device)
+        train_mode = None if train_mode is None else train_mode.to(device)
+        return replace(self, module=module.to(device), teacher=teacher, train_mode=train_mode, **tensors)
 
     @property
     def is_static(self) -> bool:
