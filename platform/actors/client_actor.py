@@ -114,7 +114,7 @@ class ClientActor(Worker):
 
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve an experiment, with all its clients in their initial states."""
-        init_process(spec.resources.threads, gpus=spec.resources.gpu)
+        init_process(spec.resources.threads, resources=spec.resources)
         arguments = worker_arguments(spec.experiments, opened(data), Partition(**partition))
         Worker.__init__(self, *arguments, name=f"states-{self.rank:04d}", owns=self.owns)
 

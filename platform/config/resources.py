@@ -74,6 +74,16 @@ class Resources(Section):
         description="device of the clients' computations; auto: the GPU if an actor reserves one or a fraction of one; "
         "cpu: always the CPU",
     )
+    deterministic: bool = Field(
+        True,
+        description="on a GPU, the same bits in each run: PyTorch's deterministic algorithms, where it has them; "
+        "false: its default algorithms",
+    )
+    tf32: bool = Field(
+        False,
+        description="on a GPU, products and convolutions of float32 in TF32, with 10 instead of 23 bits of mantissa: "
+        "faster for large models, but less exact",
+    )
     max_quarantined: float = Field(
         0.1,
         ge=0,

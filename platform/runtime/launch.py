@@ -48,7 +48,7 @@ def inline_executor(
 ) -> Executor:
     """Executor with one worker in this process, which runs all shares of the work. See Executor for the arguments."""
     resources = experiments[0].resources
-    init_process(resources.threads, gpus=resources.gpu)
+    init_process(resources.threads, resources=resources)
     worker = Worker(*worker_arguments(experiments, dataset, partition))
     return Executor(experiments, worker, num_shards)
 

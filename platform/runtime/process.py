@@ -2,14 +2,17 @@
 
 import ctypes
 import gc
+import os
 import resource
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.config.resources import Resources
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -17,11 +20,11 @@ CONTEXT = 0.5e9
 """Bytes that a process typically uses on a GPU before its first tensor; torch's limit does not count them."""
 
 
-def init_process(threads: int, import_path: list[str] | None = None, gpus: float = 0.0) -> None:
+def init_process(threads: int, import_path: list[str] | None = None, resources: Resources | None = None) -> None:
     """Limit torch's threads and its share of a GPU's memory, make the user's modules importable, and keep freed memory
     in the process.
 
-    gpus: number of GPUs that this process has reserved.
+    resources: those of a client actor whose clients compute in this process.
 
     A round allocates and frees the same few megabytes thousands of times; glibc would return each of them to the kernel
     and fetch it again, page by page, which costs a fifth of the time of small models. Without glibc, nothing needs to
@@ -35,9 +38,22 @@ def init_process(threads: int, import_path: list[str] | None = None, gpus: float
         # Older versions of glibc refuse more than 32 MB.
         mallopt(_M_MMAP_THRESHOLD, 2**30) or mallopt(_M_MMAP_THRESHOLD, 2**25)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    if gpus and torch.cuda.is_available():
+    if resources is not None and resources.gpu and torch.cuda.is_available():
+        _set_precision(resources.deterministic, resources.tf32)
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(memory_fraction(gpus, total))
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(resources.gpu, total))
+
+
+def _set_precision(deterministic: bool, tf32: bool) -> None:
+    """Choose PyTorch's algorithms on GPUs. For the arguments see `Resources`."""
+    # cuBLAS reads it when it starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if deterministic:
+        # Uninitialised memory is never read, so that filling it would only take time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        warnings.filterwarnings("once", message=".*does not have a deterministic implementation")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
 
 def free_memory() -> None:

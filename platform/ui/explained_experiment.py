@@ -39,6 +39,9 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 """Flag of an algorithm -> settings that its task needs."""
 
+SETTINGS: dict[str, dict[str, Any]] = {"semckd": {"lr": 0.01}}
+"""Settings of algorithms that diverge on this task with their defaults."""
+
 
 def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root: Path | None = None) -> Experiment:
     """Returns an experiment on digits with all that the algorithm needs. Raises UserError if it would not run."""
@@ -51,7 +54,7 @@ def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root
             "partition": {"kind": "dirichlet", "clients": 100, "alpha": 0.3},
             "model": {"name": "mlp"},
         },
-        "algorithm": {"name": algorithm},
+        "algorithm": {"name": algorithm, **SETTINGS.get(algorithm, {})},
     }
     for flag, settings in NEEDS.items():
         if getattr(algorithm_type, flag):

@@ -68,12 +68,13 @@ def test_the_peak_is_a_metric_of_the_rounds_and_without_a_gpu_there_is_none():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_process_is_held_to_its_share_and_its_peak_is_measured():
-    init_process(1, gpus=0.25)
+    resources = Resources(executor="inline", gpus_per_actor=0.25)
+    init_process(1, resources=resources)
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(int(0.3 * total), dtype=torch.uint8, device="cuda")
     run = run_inline(
         FedAvg, small_task(DATA), DATA, partition(np.full(2, 20), seed=0), {"batch_size": 8},
-        resources=Resources(executor="inline", gpus_per_actor=0.25),
+        resources=resources,
     )  # fmt: skip
     assert 0 < next(run)["gpu_peak_mb"] < 0.25 * total / 1e6
