@@ -1,16 +1,19 @@
 """Time of the clients' work of a round, without any exchange: Hedgerow in one process against the bare loop.
 
-    python benchmarks/shares.py [--rounds 12] [--data-root FOLDER] [--only digits mnist-mlp ...] [--device cuda]
+    python benchmarks/shares.py [--rounds 12] [--data-root FOLDER] [--only digits mnist-mlp ...]
+                                [--device cuda] [--set KEY=VALUE] [--name NAME]
 
 The two take turns, round by round, with the same clients and mini-batches. On a CPU, it is processor time, which hardly
-depends on other work on the machine; on a GPU, it is time until all results are there. Prints the ratios and writes
-benchmarks/results/shares.json, or shares-cuda.json.
+depends on other work on the machine; on a GPU, it is time until all results are there, and the bare loop has PyTorch's
+default algorithms. Prints the ratios and writes benchmarks/results/shares.json, or shares-cuda.json.
 """
 
 import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -22,6 +25,7 @@ from jobs import write_job
 from measuring import conditions, write_results
 from workloads import WORKLOADS, Workload
 
+from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runtime.factory import build_data, build_partition
 from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.runtime.shards import ExecutionPlan
@@ -35,7 +39,9 @@ BRIEF = 4
 """Rounds of a workload whose rounds take longer than a second."""
 
 
-def measure(workload: Workload, rounds: int, data_root: Path | None, device: str) -> dict[str, Any]:
+def measure(
+    workload: Workload, rounds: int, data_root: Path | None, device: str, settings: list[str]
+) -> dict[str, Any]:
     """Seconds per round of the bare loop and of Hedgerow, as a loop and under the plan that it chooses."""
     on_gpu = device == "cuda"
     rounds = min(rounds, BRIEF) if workload.rounds <= BRIEF and not on_gpu else rounds
@@ -45,10 +51,8 @@ def measure(workload: Workload, rounds: int, data_root: Path | None, device: str
         job = Job(written.folder)
         module, x, y = (part.to(device) for part in job.load())
         w = {name: p.detach().clone() for name, p in module.named_parameters()}
-        experiment = workload.experiment(written.source)
-        if on_gpu:
-            resources = experiment.resources.model_copy(update={"gpus_per_actor": 1.0})
-            experiment = experiment.model_copy(update={"resources": resources})
+        own = ["resources.gpus_per_actor=1"] if on_gpu else []
+        experiment = load_experiment(written.folder / "experiment.yaml", [*own, *settings])
         dataset = written.source.dataset
         if dataset is None:
             dataset, partition = build_data(experiment, data_root)
@@ -65,13 +69,28 @@ def measure(workload: Workload, rounds: int, data_root: Path | None, device: str
         seconds: dict[str, list[float]] = {"bare": [], "loop": [], "chosen": []}
         for clients in job.rows:
             rows = torch.from_numpy(clients)
-            seconds["bare"].append(_timed(lambda: train_share(module, w, rows.to(device), x, y, job.lr), on_gpu))  # noqa: B023
+            with pytorch_defaults():
+                bare = _timed(lambda: train_share(module, w, rows.to(device), x, y, job.lr), on_gpu)  # noqa: B023
+            seconds["bare"].append(bare)
             for name, coordinator in coordinators.items():
                 seconds[name].append(_timed(coordinator.next_round, on_gpu))
         plan = coordinators["chosen"].plans()["train/clients"]
     # The first round measures a plan.
     ratios = {name: median(np.array(seconds["bare"][1:]) / np.array(seconds[name][1:])) for name in ("loop", "chosen")}
     return {"title": workload.title, "seconds": {k: median(v[1:]) for k, v in seconds.items()}, **ratios, "plan": plan}
+
+
+@contextmanager
+def pytorch_defaults() -> Iterator[None]:
+    """Context with the algorithms that PyTorch uses on a GPU by default."""
+    deterministic, tf32 = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+        torch.backends.cudnn.allow_tf32 = tf32
 
 
 def _timed(work: Any, on_gpu: bool) -> float:
@@ -89,17 +108,19 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="folder of MNIST, CIFAR-10 and tiny-Shakespeare, if present")
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--set", action="append", default=[], help="a setting of Hedgerow's experiment")
+    parser.add_argument("--name", help="name of the results (default: shares, or shares-cuda on a GPU)")
     arguments = parser.parse_args()
     device, results = arguments.device, {}
     for name in arguments.only:
-        results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root, device)
+        results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root, device, arguments.set)
         print(
             f"{name}: bare loop / Hedgerow {one['loop']:.2f} as a loop, {one['chosen']:.2f} under {one['plan']}",
             flush=True,
         )
     if device == "cuda":
         results["card"] = torch.cuda.get_device_name()
-    write_results("shares" if device == "cpu" else "shares-cuda", conditions() | results)
+    write_results(arguments.name or ("shares" if device == "cpu" else "shares-cuda"), conditions() | results)
 
 
 if __name__ == "__main__":

@@ -148,7 +148,6 @@ TASKS = {
         },
         {"algorithm.lr": [0.01, 0.03, 0.1, 0.3], "algorithm.epochs": [1, 2], "algorithm.weight_decay": [0.0, 0.001]},
         test=1000,
-        recordings=1,
     ),
     "text": Task(
         "tiny-Shakespeare, LSTM, FedAvg",
