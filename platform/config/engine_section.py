@@ -24,8 +24,8 @@ class EngineConfig(Section):
     chunk: int | Literal["auto"] = Field("auto", description="number of clients at once under vmap")
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="whether vmap runs through torch.compile (all clients must have the same number of steps); auto: "
-        "in long runs, if it is faster",
+        description="whether vmap runs through torch.compile (all clients must have the same number of steps; from "
+        "PyTorch 2.14 on); auto: in long runs, if it is faster",
     )
     plans: dict[str, StepPlan] = Field(
         {},

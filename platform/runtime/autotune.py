@@ -153,7 +153,7 @@ def tune_plan(
     if config.mode == "loop" or no_vmap:
         return ExecutionPlan("loop")
     plans = candidate_plans(config, workload.share, workload.variants)
-    compiling = config.compile is not False and workload.alike and workload.steps <= UNROLLED
+    compiling = config.compile is not False and can_compile() and workload.alike and workload.steps <= UNROLLED
     if len(plans) == 1:
         # The file determines the plan, so nothing is measured.
         return replace(plans[0], compiled=compiling and config.compile is True and plans[0].mode == "vmap")
@@ -170,6 +170,11 @@ def tune_plan(
         return best
     pays = _remembered(question | {"compiled": True}, lambda: _pays(compiled, best, workload, measure))
     return compiled if pays else best
+
+
+def can_compile() -> bool:
+    """Whether torch.compile of the installed PyTorch traces client steps, which read context variables."""
+    return bool(torch.__version__ >= (2, 14))
 
 
 def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -> dict[str, Any]:

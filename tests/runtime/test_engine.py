@@ -21,7 +21,14 @@ from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.assignment import longest_first
-from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, candidate_plans, tune_plan
+from hedgerow.platform.runtime.autotune import (
+    MEASURED_STEPS,
+    Measurement,
+    Workload,
+    can_compile,
+    candidate_plans,
+    tune_plan,
+)
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
 DATA = blobs()
@@ -400,6 +407,7 @@ def test_a_worker_tells_what_memory_a_chunk_takes():
 
 
 @pytest.mark.exhaustive("compiler")
+@pytest.mark.skipif(not can_compile(), reason="needs PyTorch 2.14")
 def test_compiled_it_learns_the_same():
     # Two mini-batches each, full or not.
     alike = partition(np.array([24, 13, 24, 20, 17, 24]), seed=1)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from ray_runs import hosts_coordinator, numbers, same, small
+from torch.torch_version import TorchVersion
 
 from hedgerow.api import run as run_again
 from hedgerow.platform.common.errors import UserError
@@ -140,3 +142,14 @@ def test_a_plan_of_a_step_that_there_is_not_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^engine\.plans: toys\.Stateful has no step 'trian/clients'; remove it$"):
         run(small(tmp_path, resources__executor="inline", engine__plans={"trian/clients": {"mode": "loop"}}))
     assert not list(tmp_path.glob("small-*"))
+
+
+@pytest.mark.parametrize(
+    "engine", [{"compile": True}, {"plans": {"train/clients": {"mode": "vmap", "chunk": 2, "compiled": True}}}]
+)
+def test_an_older_pytorch_refuses_to_compile(engine, tmp_path, monkeypatch):
+    experiment = small(tmp_path, engine=engine, algorithm__name="fedavg")
+    check(experiment, None)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.1+cpu"))
+    with pytest.raises(UserError, match=r"engine: compiled plans need PyTorch 2\.14 or later, and 2\.13\.1"):
+        check(experiment, None)
