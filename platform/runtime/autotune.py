@@ -174,7 +174,7 @@ def tune_plan(
 
 def can_compile() -> bool:
     """Whether torch.compile of the installed PyTorch traces client steps, which read context variables."""
-    return bool(torch.__version__ >= (2, 14))
+    return torch.__version__ >= "2.14"
 
 
 def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -> dict[str, Any]:
