@@ -60,10 +60,10 @@ class Task:
 
     @property
     def quick(self) -> "Task":
-        """A small version, to try the benchmark: two values of each key, 8 rounds, two recordings."""
+        """A small version, to try the benchmark: two values of each key, 12 rounds, two recordings."""
         space = {key: values[:2] for key, values in self.space.items()}
         return replace(
-            self, values={**self.values, "rounds": 8}, space=space, recordings=2, folder=BUILD / "tuning-quick"
+            self, values={**self.values, "rounds": 12}, space=space, recordings=2, folder=BUILD / "tuning-quick"
         )
 
     def file(self, name: str, seed: int, part: str = PLAIN) -> Path:
