@@ -4,8 +4,8 @@
                                 [--device cuda] [--set KEY=VALUE] [--name NAME]
 
 The two take turns, round by round, with the same clients and mini-batches. On a CPU, it is processor time, which hardly
-depends on other work on the machine; on a GPU, it is time until all results are there, and the bare loop has PyTorch's
-default algorithms. Prints the ratios and writes benchmarks/results/shares.json, or shares-cuda.json.
+depends on other work on the machine; on a GPU, it is wall-clock time until all results are computed, and the bare loop
+uses PyTorch's default algorithms. Prints the ratios and writes benchmarks/results/shares.json, or shares-cuda.json.
 """
 
 import argparse
@@ -83,14 +83,15 @@ def measure(
 @contextmanager
 def pytorch_defaults() -> Iterator[None]:
     """Context with the algorithms that PyTorch uses on a GPU by default."""
-    deterministic, tf32 = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), matmul.allow_tf32, cudnn.allow_tf32
     torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.allow_tf32 = True
+    matmul.allow_tf32, cudnn.allow_tf32 = False, True
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=True)
-        torch.backends.cudnn.allow_tf32 = tf32
+        torch.use_deterministic_algorithms(before[0], warn_only=True)
+        matmul.allow_tf32, cudnn.allow_tf32 = before[1:]
 
 
 def _timed(work: Any, on_gpu: bool) -> float:

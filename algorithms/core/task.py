@@ -114,7 +114,7 @@ class Task:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to(self, device: torch.device) -> Self:
-        """Returns a copy on another device; the modules of this task stay where they are."""
+        """Returns a copy on a GPU, while this task stays on the CPU; on the CPU, returns this task."""
         if device.type == "cpu":
             return self
         tensors: Any = {name: value.to(device) for name, value in self.fields.items() if isinstance(value, Tensor)}

@@ -71,7 +71,7 @@ class DiSK(Student):
         return {"train": lessons, "guide": lessons, **once}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        self.teacher_outputs.prepare(down["teacher"], data)
+        self.teacher_outputs.prepare(self.teacher_task, down["teacher"], data)
         scored = data.batches("fit") if hp.student_tau == "fit" else ()
         down = {**down, "student_tau": self.softness(hp, down, scored)}
 

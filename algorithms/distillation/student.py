@@ -50,8 +50,7 @@ class Student(Taught, Central):
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
-        if task.teacher is not None:
-            self.teacher_outputs = TeacherOutputs(task.teacher_task, self.needs_feature_maps)
+        self.teacher_outputs = TeacherOutputs(self.needs_feature_maps)
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))
@@ -85,7 +84,7 @@ class Student(Taught, Central):
         def total(flat: Tree, batch: Batch) -> Tensor:
             return self.each(self.lesson(hp, down, batch), unflatten(flat), aids).sum()
 
-        self.teacher_outputs.prepare(down["teacher"], data)
+        self.teacher_outputs.prepare(self.teacher_task, down["teacher"], data)
         aids = {key: down[key] for key in self.aids}
         memory = flatten({key: down["momentum"][key] for key in self.learns}) if "momentum" in down else None
         start = flatten({key: down[key] for key in self.learns})
@@ -98,7 +97,7 @@ class Student(Taught, Central):
 
     def says(self, down: Tree, batch: Batch) -> Features:
         """Outputs of the teacher on a mini-batch."""
-        return self.teacher_outputs.on(down["teacher"], batch)
+        return self.teacher_outputs.on(self.teacher_task, down["teacher"], batch)
 
     def drawn(self, module: nn.Module, cohort: Cohort, name: str) -> Tree:
         """Initial parameters of a module, for each student."""

@@ -23,17 +23,18 @@ class TeacherOutputs:
     at most `MOST` bytes. Otherwise, and for batched clients, those of each mini-batch are computed when it is read.
     Kept outputs are computed in batches of fixed members, so that their bits do not depend on the round.
 
-    task: with the teacher as its model. with_maps: whether its feature maps are read, too.
+    with_maps: whether the teacher's feature maps are read, too. The methods receive the task with the teacher as its
+    model, on the device of the samples.
     """
 
-    def __init__(self, task: Task, with_maps: bool):
-        self._task, self._with_maps = task, with_maps
+    def __init__(self, with_maps: bool):
+        self._with_maps = with_maps
         self._teacher: Params = {}
         self._x: Tensor | None = None
         self._kept: list[Tensor] = []
         self._positions = torch.zeros(0, dtype=torch.long)
 
-    def prepare(self, teacher: Params, data: ClientData) -> None:
+    def prepare(self, task: Task, teacher: Params, data: ClientData) -> None:
         """Compute the outputs on the samples of a step, unless they are known or not to be kept."""
         if data.batched:
             return
@@ -47,30 +48,30 @@ class TeacherOutputs:
             is_complete = all((self._positions[some] >= 0).all() for some in read)
             # The stream of all samples is one of them.
             is_worth_it = sum(map(len, read)) >= 2 * len(rows)
-            self._kept = self._of_all(teacher, data) if is_complete and is_worth_it and not data.keys else []
+            self._kept = self._of_all(task, teacher, data) if is_complete and is_worth_it and not data.keys else []
         self._teacher, self._x = teacher, data.x
 
-    def _of_all(self, teacher: Params, data: ClientData) -> list[Tensor]:
+    def _of_all(self, task: Task, teacher: Params, data: ClientData) -> list[Tensor]:
         samples = int(data.streams[STREAM][1].sum())
         parts: list[list[Tensor]] = []
         for batch in data.batches(STREAM):
-            parts.append(self._computed(teacher, batch))
+            parts.append(self._computed(task, teacher, batch))
             if samples * sum(part[0].nbytes for part in parts[0]) > MOST:
                 return []
         return [torch.cat(part) for part in zip(*parts, strict=True)]
 
-    def on(self, teacher: Params, batch: Batch) -> Features:
+    def on(self, task: Task, teacher: Params, batch: Batch) -> Features:
         """Outputs on a mini-batch; of the step that called `prepare`, if it did with this teacher."""
         if self._kept and teacher is self._teacher:
             assert batch.rows is not None
             places = self._positions[batch.rows]
             outputs = [kept.index_select(0, places) for kept in self._kept]
         else:
-            outputs = self._computed(teacher, batch)
+            outputs = self._computed(task, teacher, batch)
         *maps, features, logits = outputs
         return Features(maps, features, logits)
 
-    def _computed(self, teacher: Params, batch: Batch) -> list[Tensor]:
+    def _computed(self, task: Task, teacher: Params, batch: Batch) -> list[Tensor]:
         with torch.no_grad():
-            outputs = extract_features(self._task, teacher, batch.x)
+            outputs = extract_features(task, teacher, batch.x)
         return [*(outputs.maps if self._with_maps else ()), outputs.features, outputs.logits]

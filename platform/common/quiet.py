@@ -9,6 +9,9 @@ OWN = r"hedgerow\."
 """Pattern of this package's modules. Hedgerow itself counts and reports the divergence of a run, so warnings of NumPy
 and PyTorch about it are redundant."""
 
+SHOWN = ".*does not have a deterministic implementation"
+"""Warning of PyTorch about an operation on a GPU whose last bits may differ from run to run; shown once."""
+
 TEXTS = ("The given NumPy array is not writable", "There is a performance drop because we have not yet implemented")
 """Beginnings of warnings about how this package uses PyTorch, which Python attributes to the calling line.
 
@@ -21,6 +24,7 @@ def quiet_libraries() -> None:
 
     Filters that the user has set, such as with `python -W`, take precedence.
     """
+    warnings.filterwarnings("once", message=SHOWN, append=True)
     for module in (LIBRARIES, OWN):
         warnings.filterwarnings("ignore", module=module, append=True)
     for text in TEXTS:

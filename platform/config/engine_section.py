@@ -25,7 +25,7 @@ class EngineConfig(Section):
     compile: bool | Literal["auto"] = Field(
         "auto",
         description="whether vmap runs through torch.compile (all clients must have the same number of steps; from "
-        "PyTorch 2.14 on); auto: in long runs, if it is faster",
+        "PyTorch 2.15 on); auto: in long runs, if it is faster",
     )
     plans: dict[str, StepPlan] = Field(
         {},

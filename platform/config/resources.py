@@ -76,13 +76,13 @@ class Resources(Section):
     )
     deterministic: bool = Field(
         True,
-        description="on a GPU, the same bits in each run: PyTorch's deterministic algorithms, where it has them; "
-        "false: its default algorithms",
+        description="on a GPU, use PyTorch's deterministic algorithms where they exist, so that a run repeats bit for "
+        "bit; false: the default algorithms",
     )
     tf32: bool = Field(
         False,
-        description="on a GPU, products and convolutions of float32 in TF32, with 10 instead of 23 bits of mantissa: "
-        "faster for large models, but less exact",
+        description="on a GPU, compute products and convolutions of float32 in TF32, which has 10 instead of 23 bits "
+        "of mantissa and may be faster",
     )
     max_quarantined: float = Field(
         0.1,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.user_cache import cache_folder
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
@@ -173,8 +174,16 @@ def tune_plan(
 
 
 def can_compile() -> bool:
-    """Whether torch.compile of the installed PyTorch traces client steps, which read context variables."""
-    return torch.__version__ >= "2.14"
+    """Whether torch.compile of the installed PyTorch traces client steps: 2.15 does, 2.11 to 2.14 do not."""
+    return torch.__version__ >= "2.15"
+
+
+def require_compiler(place: str, fix: str) -> None:
+    """Raise UserError if torch.compile does not trace client steps. place: what wants it."""
+    if not can_compile():
+        raise UserError(
+            f"{place}: compiled plans need PyTorch 2.15 or later, and {torch.__version__} is installed; {fix}"
+        )
 
 
 def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -> dict[str, Any]:

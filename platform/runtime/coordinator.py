@@ -17,6 +17,7 @@ from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.assignment import REVIEW
+from hedgerow.platform.runtime.autotune import require_compiler
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.recovery import SUSPICIOUS, attempt, find_crashing_clients, persist
 from hedgerow.platform.runtime.server import FederatedServer
@@ -69,6 +70,8 @@ class Coordinator:
             is_run = folder is not None and folder.exists
             record = folder.record() if folder and is_run else {}
             self._recorded.append({step: ExecutionPlan(**plan) for step, plan in record.get("plans", {}).items()})
+            if any(plan.compiled for plan in self._recorded[-1].values()):
+                require_compiler("the plans in run.json", "resume the run with that version")
             self._take_speeds(record.get("speeds", []))
             self._last_review = max(self._last_review, record.get("last_speed_review", 0))
             executor.plans[variant] |= self._recorded[-1]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -310,15 +311,7 @@ def _compiled() -> Any:
     return torch.compile(_vmapped, dynamic=False, fullgraph=True)
 
 
-class _Values:
-    """Values as attributes. The compiler of PyTorch 2.14 does not trace types.SimpleNamespace."""
-
-    def __init__(self, values: Mapping[str, Any]):
-        for name, value in values.items():
-            setattr(self, name, value)
-
-
-def _attributes(values: dict[str, Any], floats: Mapping[str, Tensor], prefix: str = "") -> _Values:
+def _attributes(values: dict[str, Any], floats: Mapping[str, Tensor], prefix: str = "") -> SimpleNamespace:
     """Hyperparameters as a client step sees them: attributes, nested for sections, some floats as tensors."""
 
     def seen(path: str, value: Any) -> Any:
@@ -328,7 +321,7 @@ def _attributes(values: dict[str, Any], floats: Mapping[str, Tensor], prefix: st
             return [seen(f"{path}.{i}", one) for i, one in enumerate(value)]
         return floats.get(path, value)
 
-    return _Values({name: seen(prefix + name, value) for name, value in values.items()})
+    return SimpleNamespace(**{name: seen(prefix + name, value) for name, value in values.items()})
 
 
 def _columns(hypers: list[Any], compiled: bool) -> dict[str, list[float]]:

@@ -30,7 +30,7 @@ from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
-from hedgerow.platform.runtime.autotune import can_compile
+from hedgerow.platform.runtime.autotune import require_compiler
 from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.schedules.compatibility import schedule_objection
 from hedgerow.platform.storage.remote import check_storage
@@ -402,12 +402,8 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
 def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
     name, no_vmap = experiment.algorithm.name, algorithm.no_vmap or getattr(algorithm.task.module, "no_vmap", None)
-    compiled = experiment.engine.compile is True or any(plan.compiled for plan in experiment.engine.plans.values())
-    if compiled and not can_compile():
-        raise UserError(
-            f"engine: compiled plans need PyTorch 2.14 or later, and {torch.__version__} is installed; set compile to "
-            "false, or remove the plans"
-        )
+    if experiment.engine.compile is True or any(plan.compiled for plan in experiment.engine.plans.values()):
+        require_compiler("engine", "set compile to false, or remove the plans")
     if experiment.engine.mode == "vmap" and experiment.no_vmap:
         raise UserError(f"engine.mode: vmap is not possible: {experiment.no_vmap}; set it to loop or auto")
     for step, plan in experiment.engine.plans.items():

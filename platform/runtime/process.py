@@ -5,7 +5,6 @@ import gc
 import os
 import resource
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def init_process(threads: int, import_path: list[str] | None = None, resources: 
     """Limit torch's threads and its share of a GPU's memory, make the user's modules importable, and keep freed memory
     in the process.
 
-    resources: those of a client actor whose clients compute in this process.
+    resources: of the client actor in this process; None: no clients compute here.
 
     A round allocates and frees the same few megabytes thousands of times; glibc would return each of them to the kernel
     and fetch it again, page by page, which costs a fifth of the time of small models. Without glibc, nothing needs to
@@ -38,22 +37,35 @@ def init_process(threads: int, import_path: list[str] | None = None, resources: 
         # Older versions of glibc refuse more than 32 MB.
         mallopt(_M_MMAP_THRESHOLD, 2**30) or mallopt(_M_MMAP_THRESHOLD, 2**25)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    if resources is not None and resources.gpu and torch.cuda.is_available():
-        _set_precision(resources.deterministic, resources.tf32)
+    on_gpu = resources is not None and bool(resources.gpu) and torch.cuda.is_available()
+    _choose_algorithms(resources if on_gpu else None)
+    if resources is not None and on_gpu:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(memory_fraction(resources.gpu, total))
 
 
-def _set_precision(deterministic: bool, tf32: bool) -> None:
-    """Choose PyTorch's algorithms on GPUs. For the arguments see `Resources`."""
-    # cuBLAS reads it when it starts.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    if deterministic:
-        # Uninitialised memory is never read, so that filling it would only take time.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        warnings.filterwarnings("once", message=".*does not have a deterministic implementation")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+_defaults: list[tuple[bool, bool, bool]] = []
+"""PyTorch's settings in this process before its first run on a GPU."""
+
+
+def _choose_algorithms(resources: Resources | None) -> None:
+    """Choose PyTorch's algorithms on GPUs; None: those of the process before its first run on a GPU."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if resources is not None:
+        if not _defaults:
+            _defaults.append((torch.are_deterministic_algorithms_enabled(), matmul.allow_tf32, cudnn.allow_tf32))
+        chosen = resources.deterministic, resources.tf32, resources.tf32
+        if resources.deterministic:
+            # cuBLAS reads this variable at its first call.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            # Uninitialised memory is never read, so that filling it would only take time.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    elif _defaults:
+        chosen = _defaults[0]
+    else:
+        return
+    torch.use_deterministic_algorithms(chosen[0], warn_only=True)
+    matmul.allow_tf32, cudnn.allow_tf32 = chosen[1:]
 
 
 def free_memory() -> None:

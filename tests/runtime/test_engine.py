@@ -407,7 +407,7 @@ def test_a_worker_tells_what_memory_a_chunk_takes():
 
 
 @pytest.mark.exhaustive("compiler")
-@pytest.mark.skipif(not can_compile(), reason="needs PyTorch 2.14")
+@pytest.mark.skipif(not can_compile(), reason="needs PyTorch 2.15")
 def test_compiled_it_learns_the_same():
     # Two mini-batches each, full or not.
     alike = partition(np.array([24, 13, 24, 20, 17, 24]), seed=1)

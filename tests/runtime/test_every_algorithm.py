@@ -42,8 +42,9 @@ def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, gpu
 
 def apart(one: State, other: State) -> float:
     """Norm of the difference; leaves that only one of the states has count whole."""
-    leaves = [(leaf.double(), other.get(path, 0.0)) for path, leaf in one.items() if leaf.is_floating_point()]
-    return sum(float(((a - b) ** 2).sum()) for a, b in leaves) ** 0.5
+    zero = torch.zeros((), dtype=torch.float64)
+    leaves = [(one.get(path, zero), other.get(path, zero)) for path in one.keys() | other.keys()]
+    return sum(float(((a.double() - b.double()) ** 2).sum()) for a, b in leaves if a.is_floating_point()) ** 0.5
 
 
 @pytest.mark.exhaustive("grid")

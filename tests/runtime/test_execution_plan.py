@@ -149,7 +149,8 @@ def test_a_plan_of_a_step_that_there_is_not_is_refused(tmp_path):
 )
 def test_an_older_pytorch_refuses_to_compile(engine, tmp_path, monkeypatch):
     experiment = small(tmp_path, engine=engine, algorithm__name="fedavg")
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0+cpu"))
     check(experiment, None)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.1+cpu"))
-    with pytest.raises(UserError, match=r"engine: compiled plans need PyTorch 2\.14 or later, and 2\.13\.1"):
+    with pytest.raises(UserError, match=r"engine: compiled plans need PyTorch 2\.15 or later, and 2\.13\.1"):
         check(experiment, None)
