@@ -8,6 +8,7 @@ import students
 import torch
 from helpers import distance, run_inline
 
+from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.distillation import teacher_outputs
 from hedgerow.platform.config.registries import algorithm_class
@@ -91,3 +92,26 @@ def test_the_outputs_of_another_teacher_are_computed_anew():
     next(run)
     assert teacher.seen == len(students.DATA.y_train)
     assert seen(run, teacher) == [0]
+
+
+class Shifted(torch.nn.Module):
+    """A teacher with a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = students.net(6, 12, 4)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x):
+        return self.body(x) + self.shift
+
+
+def test_outputs_are_computed_on_the_device_of_the_workers_task():
+    task = replace(students.task(None), teacher=Shifted())
+    run = run_inline(algorithm_class("kd"), task, students.DATA, students.EVERYBODY, students.SGD)
+    learner = run.executor.worker.algorithms[0]
+    # As a worker on a GPU does.
+    learner.task = task.to(torch.device("meta"))
+    teacher = learner.teacher_task.init()
+    batch = Batch(torch.zeros(2, 6, device="meta"), torch.zeros(2, device="meta"), None, 1.0)
+    assert learner.says({"teacher": teacher}, batch).logits.device.type == "meta"
