@@ -154,3 +154,12 @@ def test_an_older_pytorch_refuses_to_compile(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.1+cpu"))
     with pytest.raises(UserError, match=r"engine: compiled plans need PyTorch 2\.15 or later, and 2\.13\.1"):
         check(experiment, None)
+
+
+def test_an_older_pytorch_refuses_to_resume_a_compiled_run(tmp_path, monkeypatch):
+    experiment = small(tmp_path, resources__executor="inline", algorithm__name="fedavg", rounds=1)
+    folder = run(experiment).folder
+    folder.update(plans={"train/clients": {"mode": "vmap", "chunk": 2, "compiled": True}})
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.1+cpu"))
+    with pytest.raises(UserError, match=r"the plans in run\.json: compiled plans need PyTorch 2\.15"):
+        build_coordinator([experiment], *check(experiment, None), None, [folder.path / "checkpoints"])
