@@ -4,8 +4,10 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 # Detects an unreachable server within seconds instead of minutes; must be set before mlflow is imported.
@@ -15,10 +17,12 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 import mlflow
 import numpy as np
 import torch
+from filelock import FileLock
 from mlflow.entities import (
     Dataset,
     DatasetInput,
     InputTag,
+    LifecycleStage,
     LoggedModelOutput,
     LoggedModelStatus,
     Metric,
@@ -28,9 +32,10 @@ from mlflow.entities import (
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, infer_signature
 from mlflow.models.model import MLMODEL_FILE_NAME
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.loggers.metric_groups import grouped
@@ -41,6 +46,8 @@ from hedgerow.platform.tracking.tracker import flatten_params
 
 # "Creating initial MLflow database tables..." would interrupt the progress display.
 logging.getLogger("mlflow").setLevel(logging.WARNING)
+# Errors of a database are raised, too, and the tracker reports them in one sentence instead of a traceback.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 MARK = "hedgerow_folder"
 """Tag that identifies the MLflow run of a folder."""
@@ -75,8 +82,45 @@ class MlflowPlace:
 
 
 def default_uri(output: Path) -> str:
-    """URI of the SQLite store of an output folder."""
-    return f"sqlite:///{(output / 'hedgerow.db').absolute()}"
+    """URI of the SQLite store of an output folder, whatever characters its path has."""
+    from sqlalchemy.engine import URL
+
+    # With the driver: MLflow would create the folders of "sqlite:///a%3Fb/..." under this name, quotes included.
+    return URL.create("sqlite+pysqlite", database=str((output / "hedgerow.db").absolute())).render_as_string()
+
+
+def open_client(uri: str) -> MlflowClient:
+    """Client of a store. A missing SQLite store is created first."""
+    if uri.startswith("sqlite"):
+        _create_database(uri)
+    return MlflowClient(uri)
+
+
+def _create_database(uri: str) -> None:
+    """Create the database of a store, completely or not at all.
+
+    MLflow creates its tables one by one. Several processes at once, or a process that ends meanwhile, would leave a
+    database that no later process can open. No effect if there is a database.
+    """
+    # Take half a second to import, and a server needs none of it.
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy.engine import make_url
+
+    url = make_url(uri)
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        return
+    file = Path(url.database).absolute()
+    if file.exists() and file.stat().st_size:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        if file.exists() and file.stat().st_size:
+            return
+        with TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
+            aside = Path(folder) / file.name
+            store = SqlAlchemyStore(url.set(database=str(aside)).render_as_string(), str(file.parent / "mlartifacts"))
+            store.engine.dispose()
+            aside.replace(file)
 
 
 def store_uri(folder: RunFolder) -> str:
@@ -107,8 +151,8 @@ class MlflowStore:
     def __init__(
         self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], folder: RunFolder
     ):
-        self.place = MlflowPlace.of(experiment)
-        self.client = MlflowClient(self.place.resolved_uri())
+        self.place, self.folder = MlflowPlace.of(experiment), folder
+        self.client = open_client(self.place.resolved_uri())
         run_id = folder.record().get("mlflow_run_id")
         if not run_id or not self._exists(run_id):
             run_id = self._made(folder) or self._make(name, folder)
@@ -118,7 +162,7 @@ class MlflowStore:
         inputs = self.client.get_run(run_id).inputs
         if inputs is None or not inputs.dataset_inputs:
             self._introduce(experiment, params, tags, folder.record())
-        self.client.set_terminated(self.run_id, "RUNNING")
+        self.client.update_run(self.run_id, "RUNNING")
         # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
         self._last = self._last_step(self.named(self.clock))
         if not self._last and (before := self._last_step(self.clock)):
@@ -126,13 +170,14 @@ class MlflowStore:
             self._last, self.named = before, str  # type: ignore[method-assign]
 
     def log(self, records: list[RoundRecord]) -> None:
-        """Record rounds, except those that are recorded already."""
-        now = mlflow.utils.time.get_current_time_millis()
+        """Record rounds, except those that are recorded already, each at the time of its training."""
+        start, end = _start_time(self.folder), _end_time(self.folder)
         batch: list[Metric] = []
         for record in (record for record in records if record["round"] > self._last):
             # Each call has whole rounds, the clock last: after a failed call it shows which rounds have arrived.
             names = sorted(record.keys() - {"round"}, key=lambda key: key == self.clock)
-            metrics = [Metric(self.named(key), float(record[key]), now, record["round"]) for key in names]
+            time = start + round(1000 * record["seconds"]) if "seconds" in record else end
+            metrics = [Metric(self.named(key), float(record[key]), time, record["round"]) for key in names]
             if len(batch) + len(metrics) > _PER_CALL:
                 self._send(batch)
                 batch = []
@@ -175,18 +220,18 @@ class MlflowStore:
         self.client.set_tag(self.run_id, NOTE, text)
 
     def end(self, status: str) -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
-        self.client.set_terminated(self.run_id, status)
+        """End the run as FINISHED, FAILED or KILLED, at the time of its own end."""
+        self.client.set_terminated(self.run_id, status, _end_time(self.folder))
 
     def _exists(self, run_id: str) -> bool:
+        """Whether MLflow has the run, and it is not deleted there."""
         try:
-            self.client.get_run(run_id)
+            return self.client.get_run(run_id).info.lifecycle_stage == LifecycleStage.ACTIVE
         except MlflowException as error:
             # Any other error may mean that the server is unreachable.
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
             return False
-        return True
 
     def _made(self, folder: RunFolder) -> str | None:
         """Id of the run that an earlier call created for a folder, if the answer to that call was lost."""
@@ -196,7 +241,8 @@ class MlflowStore:
 
     def _make(self, name: str, folder: RunFolder) -> str:
         home = experiment_id(self.client, self.place)
-        return self.client.create_run(home, tags={MARK: _mark(folder)}, run_name=name).info.run_id
+        start, run_tags = _start_time(folder), {MARK: _mark(folder)}
+        return self.client.create_run(home, start_time=start, tags=run_tags, run_name=name).info.run_id
 
     def _introduce(
         self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str], record: dict[str, Any]
@@ -230,10 +276,37 @@ def _mark(folder: RunFolder) -> str:
     return sha256(f"{path} {folder.experiment.stat().st_mtime_ns}".encode()).hexdigest()[:16]
 
 
+def _start_time(folder: RunFolder) -> int:
+    """Time in milliseconds at which a run was created."""
+    return _milliseconds(folder.record()["created"])
+
+
+def _end_time(folder: RunFolder) -> int:
+    """Time in milliseconds at which a run was finished; of any other one, that of its last record."""
+    finished = folder.record().get("finished")
+    return _milliseconds(finished) if finished else round(1000 * folder.metrics.stat().st_mtime)
+
+
+def _milliseconds(time: str) -> int:
+    return round(1000 * datetime.fromisoformat(time).timestamp())
+
+
 def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:
     """Id of the MLflow experiment, which is created if it does not exist."""
     experiment = client.get_experiment_by_name(place.experiment)
-    if experiment is not None:
-        return experiment.experiment_id
-    artifacts = None if place.uri else (place.output / "mlartifacts").absolute().as_uri()
-    return client.create_experiment(place.experiment, artifact_location=artifacts, tags=EXPERIMENT)
+    if experiment is None:
+        artifacts = None if place.uri else (place.output / "mlartifacts").absolute().as_uri()
+        try:
+            return client.create_experiment(place.experiment, artifact_location=artifacts, tags=EXPERIMENT)
+        except MlflowException as error:
+            # Another run has created it meanwhile.
+            experiment = client.get_experiment_by_name(place.experiment)
+            if experiment is None or error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+                raise
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        raise UserError(
+            f"the MLflow experiment {place.experiment!r} is deleted; restore it by `mlflow experiments restore -x "
+            f"{experiment.experiment_id}`, with this store in MLFLOW_TRACKING_URI, or set tracking.experiment to "
+            "another name"
+        )
+    return experiment.experiment_id

@@ -91,6 +91,7 @@ class TrialRecord(Ended):
     """run.json of a trial of a search."""
 
     overrides: dict[str, Any]
+    created: str = ""
 
 
 class LoggedRound(Record):

@@ -92,7 +92,9 @@ def _default_store() -> str:
             f"there is no {file} here; run an experiment first, or name a run or a store: `hedgerow ui RUN` or "
             "`hedgerow ui --uri sqlite:///FILE`"
         )
-    return f"sqlite:///{file.absolute()}"
+    from hedgerow.platform.tracking.mlflow_store import default_uri
+
+    return default_uri(DEFAULT_OUTPUT)
 
 
 def _check_store(uri: str) -> None:

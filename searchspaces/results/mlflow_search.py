@@ -8,7 +8,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.loggers.metric_groups import hedge_grouped
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.mlflow_store import MlflowPlace, MlflowStore, experiment_id
+from hedgerow.platform.tracking.mlflow_store import MlflowPlace, MlflowStore, experiment_id, open_client
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.search_table import hedge_sentences
@@ -34,7 +34,7 @@ class SearchStore:
         values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
         run_tags = tags(self.record, plan.experiment) | {"search": plan.search.kind, NOTE: search_text(folder, plan)}
         if self.table:
-            client = MlflowClient(MlflowPlace.of(plan.experiment).resolved_uri())
+            client = open_client(MlflowPlace.of(plan.experiment).resolved_uri())
             run_tags |= {"table": self.table, PARENT: table_run(client, plan.experiment, self.table)}
         self.parent = ParentStore(plan.experiment, folder.name, values, run_tags, folder)
         self.children: dict[int, MlflowStore] = {}

@@ -20,7 +20,7 @@ from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
-from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
@@ -171,9 +171,9 @@ class SearchCallback(tune.Callback):
             if not folder.exists or folder.record()["overrides"] != overrides:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
-                folder.update(
-                    name=folder.name, status="running", overrides=overrides, data=self._data(self.plan.trial(overrides))
-                )
+                created = folder.record()["created"] if folder.exists else now()
+                data = self._data(self.plan.trial(overrides))
+                folder.update(name=folder.name, status="running", created=created, overrides=overrides, data=data)
                 if self.show and not self.plan.configurations:
                     self.show.labels[index] = short_label(overrides)
         self._started[trial.trial_id] = trial
