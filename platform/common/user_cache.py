@@ -1,11 +1,17 @@
-"""The user's cache folder, and the answers of commands that are stored there until the package changes."""
+"""The user's cache folder, its entries, and the answers of commands, which are stored until the package changes.
+
+The cache is never needed: an entry that is damaged is ignored, and one that cannot be written is left out.
+"""
 
 import hashlib
 import json
 import os
+import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +28,52 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HEDGEROW_CACHE") or user_cache_dir("hedgerow"))
 
 
+def read_entry(file: Path) -> Any:
+    """JSON value of an entry. None if it is missing or damaged; a damaged entry is removed."""
+    with suppress(OSError, ValueError):
+        check, _, content = file.read_bytes().partition(b"\n")
+        if check == checksum([content]).encode():
+            return json.loads(content)
+    discard(file)
+    return None
+
+
+def write_entry(file: Path, value: Any) -> None:
+    """Stores a JSON value with its checksum, unless another process was first. Raises OSError."""
+    content = json.dumps(value).encode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as aside:
+            aside.write(checksum([content]).encode() + b"\n" + content)
+        with suppress(FileExistsError):
+            try:
+                os.link(name, file)
+            except PermissionError:
+                # This file system has no hard links.
+                Path(name).replace(file)
+    finally:
+        discard(Path(name))
+
+
+def discard(path: Path) -> None:
+    """Removes a file or a folder of the cache, if it is there and can be removed."""
+    with suppress(OSError):
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def checksum(pieces: Iterable[bytes]) -> str:
+    """CRC-32 of some bytes: several GB per second, and it notices every flipped bit.
+
+    It is no protection against intent: who can change an entry can also change its checksum.
+    """
+    value = 0
+    for piece in pieces:
+        value = zlib.crc32(piece, value)
+    return f"{value:08x}"
+
+
 def cached_answer(
     question: Sequence[str], answer: Callable[[], Any], state: str = "", store: Callable[[Any], bool] = bool
 ) -> Any:
@@ -32,18 +84,14 @@ def cached_answer(
     """
     file = cache_folder() / "answers" / f"{_digest(*question)}.json"
     key = _digest(sys.version, str(PACKAGE), *_files(PACKAGE), _installed(), state)
-    with suppress(OSError, ValueError, KeyError):
-        entry = json.loads(file.read_text(encoding="utf-8"))
-        if entry["key"] == key:
-            return entry["answer"]
+    entry = read_entry(file)
+    if entry and entry["key"] == key:
+        return entry["answer"]
     value = answer()
     if store(value):
-        # The answer is also returned where the cache cannot be written.
+        discard(file)
         with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            aside = file.with_suffix(f".{os.getpid()}")
-            aside.write_text(json.dumps({"key": key, "answer": value}), encoding="utf-8")
-            aside.replace(file)
+            write_entry(file, {"key": key, "answer": value})
     return value
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.user_cache import cache_folder
 
 LARGE = 2**26
@@ -65,12 +66,34 @@ def shared_file(array: np.ndarray) -> ArrayFile | None:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Array to be filled: in memory or, if large, in a file that is deleted when this process ends."""
-    if prod(shape) * dtype.itemsize < LARGE:
-        return np.empty(shape, dtype)
-    handle, file = tempfile.mkstemp(suffix=".npy", dir=_scratch(_scratch_folders()))
-    os.close(handle)
-    return np.lib.format.open_memmap(file, "w+", dtype, shape)
+    """Array to be filled: in memory or, if large, in a file that is deleted when this process ends.
+
+    The file is in the user's cache or, where that has no room or cannot be written, in the folder of temporary files.
+    Raises UserError if neither these nor the memory have room.
+    """
+    size = prod(shape) * dtype.itemsize
+    if size >= LARGE:
+        for folder in scratch_folders():
+            with suppress(OSError):
+                return _in_file(shape, dtype, folder)
+        require(size, "task.data: its arrays", "set HEDGEROW_CACHE to a folder with more room, or use fewer samples")
+    return np.empty(shape, dtype)
+
+
+def _in_file(shape: tuple[int, ...], dtype: np.dtype, folder: Path) -> np.ndarray:
+    """Array in a new file. Raises OSError."""
+    handle, file = tempfile.mkstemp(suffix=".npy", dir=folder)
+    try:
+        array = np.lib.format.open_memmap(file, "w+", dtype, shape)
+        if hasattr(os, "posix_fallocate"):
+            # Otherwise the file has holes, and a process that fills one on a full disk is killed.
+            os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
+        return array
+    except OSError:
+        Path(file).unlink()
+        raise
+    finally:
+        os.close(handle)
 
 
 def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -83,7 +106,7 @@ def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def save(array: np.ndarray, path: Path) -> None:
     """Writes an .npy file. A file of `empty` becomes this file, so that it is not copied."""
     file = array_file(array)
-    if file and Path(file.path).parent.parent == _scratch_folders().absolute():
+    if file and Path(file.path).parent.name.startswith(_prefix()):
         whole = np.load(file.path, mmap_mode="r", allow_pickle=False)
         if (whole.shape, whole.dtype.str) == (file.shape, file.dtype):
             with suppress(OSError):
@@ -118,19 +141,26 @@ def rewritten(
     return target
 
 
-def _scratch_folders() -> Path:
-    return cache_folder() / "scratch"
+def scratch_folders() -> Iterator[Path]:
+    """Folders for this process's files, by preference. They are removed when it ends."""
+    for parent in (lambda: cache_folder() / "scratch", lambda: Path(tempfile.gettempdir())):
+        with suppress(OSError):
+            yield _scratch(parent())
 
 
 @cache
 def _scratch(parent: Path) -> Path:
     """Folder of this process's files. Folders of processes of this machine that were killed are removed."""
     parent.mkdir(parents=True, exist_ok=True)
-    host = socket.gethostname()
-    for folder in parent.glob(f"{host}-*"):
-        pid = folder.name.removeprefix(f"{host}-").partition("-")[0]
+    for folder in parent.glob(f"{_prefix()}*"):
+        pid = folder.name.removeprefix(_prefix()).partition("-")[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
-    mine = Path(tempfile.mkdtemp(prefix=f"{host}-{os.getpid()}-", dir=parent))
+    mine = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=parent))
     atexit.register(shutil.rmtree, mine, ignore_errors=True)
     return mine
+
+
+def _prefix() -> str:
+    """First part of the names of this machine's folders."""
+    return f"hedgerow-{socket.gethostname()}-"

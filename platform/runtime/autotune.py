@@ -4,8 +4,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +13,7 @@ import torch
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.user_cache import cache_folder
+from hedgerow.platform.common.user_cache import cache_folder, read_entry, write_entry
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
 
@@ -264,12 +262,11 @@ def _remembered(question: dict[str, Any], answer: Callable[[], Any]) -> Any:
     In that case returns the other process's answer, so that all experts of a search agree.
     """
     file = cache_folder() / "plans" / f"{_digest(question)}.json"
-    if not file.exists():
-        result = answer()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent) as aside:
-            json.dump(result, aside)
-            aside.flush()
-            with suppress(FileExistsError):
-                os.link(aside.name, file)
-    return json.loads(file.read_text())
+    known = read_entry(file)
+    if known is not None:
+        return known
+    result = answer()
+    with suppress(OSError):
+        write_entry(file, result)
+    stored = read_entry(file)
+    return result if stored is None else stored

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from command_line import GOOD, hedgerow
+from damaged_files import DAMAGES, flipped
 
 from hedgerow.platform.common import user_cache
-from hedgerow.platform.common.user_cache import cached_answer
+from hedgerow.platform.common.user_cache import cached_answer, read_entry, write_entry
 from hedgerow.platform.ui.explained_experiment import commented, complete
 
 PROGRAM = """\
@@ -69,6 +70,26 @@ def test_a_changed_package_or_state_invalidates_the_cache(here, monkeypatch):
     for file in (here / "cache" / "answers").iterdir():
         file.write_text("{damaged")
     assert (ask("b"), ask("b")) == (6, 6)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "flip"])
+def test_a_damaged_entry_is_never_believed(here, damage):
+    file = here / "folder" / "entry.json"
+    for value in ({"chunk": 16, "mode": "vmap"}, False, [1.5, None, "ä"]):
+        write_entry(file, value)
+        # The first of two processes decides.
+        write_entry(file, "another")
+        assert read_entry(file) == value
+        assert [entry.name for entry in file.parent.iterdir()] == ["entry.json"]
+        sound = file.read_bytes()
+        for bit in range(8 * len(sound)) if damage == "flip" else [0]:
+            file.write_bytes(sound)
+            if damage == "flip":
+                file.write_bytes(flipped(sound, bit))
+            else:
+                DAMAGES[damage](file)
+            assert read_entry(file) is None
+            assert not file.exists()
 
 
 def test_an_answer_is_computed_where_the_cache_cannot_be_written(here):

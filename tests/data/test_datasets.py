@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged_files import DAMAGES, flipped
 from PIL import Image
 from pydantic import TypeAdapter
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.registries import DataConfig
-from hedgerow.platform.data.sources.cache import load_dataset
+from hedgerow.platform.data.content_hash import content_hash
+from hedgerow.platform.data.sources.cache import _read, load_dataset
 
 RNG = np.random.default_rng(0)
 
@@ -183,6 +186,64 @@ def test_a_changed_file_is_converted_again_and_a_damaged_cache_rebuilt(tmp_path,
     assert len(load_dataset(source("image_folder", path="x"), tmp_path).x_train) == 8
     (tmp_path / "x" / "a" / "new.png").write_bytes(picture(250))
     assert load_dataset(source("image_folder", path="x"), tmp_path).x_train.max() == 250
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch):
+    """Folder of a converted data set, whose source is gone."""
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path / "cache"))
+    load_dataset(source("synthetic", clients=3, samples=20, features=5))
+    (folder,) = (tmp_path / "cache" / "data").iterdir()
+    return folder
+
+
+def synthetic():
+    return load_dataset(source("synthetic", clients=3, samples=20, features=5))
+
+
+def test_one_flipped_bit_of_the_cache_is_never_served(entry):
+    sound, names = content_hash(synthetic()), synthetic().class_names
+    contents = {file: file.read_bytes() for file in entry.iterdir()}
+    assert len(contents) > 5
+    for file, content in contents.items():
+        for bit in RNG.choice(8 * len(content), 20, replace=False):
+            file.write_bytes(flipped(content, int(bit)))
+            with pytest.raises((OSError, ValueError)):
+                _read(entry)
+        assert content_hash(synthetic()) == sound
+        # The entry has been written again.
+        assert (content_hash(_read(entry)), _read(entry).class_names) == (sound, names)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_written_again(entry, damage, capsys):
+    sound = content_hash(synthetic())
+    for name in [file.name for file in entry.iterdir()]:
+        DAMAGES[damage](entry / name)
+        assert content_hash(synthetic()) == sound
+        assert content_hash(_read(entry)) == sound
+    assert [folder.name for folder in entry.parent.iterdir()] == [entry.name]
+    # Also of folders.
+    for folder in (entry, entry.parent):
+        shutil.rmtree(folder)
+        folder.write_text("a file")
+        assert content_hash(synthetic()) == sound
+    assert capsys.readouterr().err.count("the converted data cannot be stored") == 1
+
+
+def test_data_are_loaded_where_the_cache_has_no_room(tmp_path):
+    code = (
+        "import resource; from hedgerow.platform.data.sources.cache import load_dataset; "
+        "from hedgerow.platform.config.registries import datasets; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); data = load_dataset(datasets.section('digits')()); "
+        "print(data.x_train.shape)"
+    )
+    env = os.environ | {"HEDGEROW_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.strip() == "(1438, 1, 8, 8)"
+    assert f"the converted data cannot be stored in {tmp_path / 'cache' / 'data'} (" in done.stderr
+    assert "and are converted by each command; set HEDGEROW_CACHE to a folder with room" in done.stderr
+    assert not list((tmp_path / "cache" / "data").iterdir())
 
 
 def test_homogeneous_synthetic_data_follow_one_linear_model():

@@ -1,5 +1,6 @@
 """Arrays in files: recognised, opened again, built block by block, saved without a copy, and removed."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from own_formats import X, Y, loaded
 
 from hedgerow.platform.data import mapped_arrays
 from hedgerow.platform.data.mapped_arrays import array_file, empty, rewritten, save
+
+HERE = f"hedgerow-{socket.gethostname()}"
+"""First part of the names of this machine's folders."""
 
 
 @pytest.fixture
@@ -58,12 +62,33 @@ def test_the_files_of_killed_processes_are_removed_later(tiny):
     ended.wait()
     left, other, alive = (
         tiny / "scratch" / name
-        for name in (f"{socket.gethostname()}-{ended.pid}-a", f"elsewhere-{ended.pid}-a", f"{socket.gethostname()}-1-a")
+        for name in (f"{HERE}-{ended.pid}-a", f"hedgerow-elsewhere-{ended.pid}-a", f"{HERE}-1-a")
     )
     for folder in (left, other, alive):
         folder.mkdir(parents=True)
     empty((9,), np.dtype(np.uint8))
     assert (left.exists(), other.exists(), alive.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize("why", ["a file in its place", "no room"])
+def test_large_arrays_are_elsewhere_where_the_cache_has_no_room(tmp_path, why):
+    code = (
+        "import numpy as np, resource, sys; from hedgerow.platform.data import mapped_arrays as m; m.LARGE = 0\n"
+        "if sys.argv[1] == 'no room': resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "x = m.empty((500, 10), np.dtype(np.int64)); x[:] = np.arange(10)\n"
+        "file = m.array_file(x); print(file and file.path, x.sum())"
+    )
+    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if why != "no room":
+        cache.write_text("a file")
+    env = os.environ | {"HEDGEROW_CACHE": str(cache), "TMPDIR": str(elsewhere)}
+    done = subprocess.run([sys.executable, "-c", code, why], capture_output=True, text=True, check=True, env=env)
+    place, total = done.stdout.split()
+    assert total == "22500"
+    # Neither folder has room under a limit for all files: the array is in memory.
+    assert place == "None" if why == "no room" else Path(place).is_relative_to(elsewhere)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path != cache]
 
 
 @pytest.mark.exhaustive("processes")

@@ -14,6 +14,7 @@ from torch.torch_version import TorchVersion
 
 from hedgerow.api import run as run_again
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.user_cache import discard, read_entry, write_entry
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import check
@@ -34,9 +35,10 @@ def turn_over(cache: Path, known: set[Path] | None = None) -> None:
     files = set(cache.glob("*.json")) - (known or set())
     assert files
     for file in files:
-        answer = json.loads(file.read_text())
+        answer = read_entry(file)
         mode, chunk = ("vmap", 3) if answer["best"]["mode"] == "loop" else ("loop", 1)
-        file.write_text(json.dumps(answer | {"best": {"mode": mode, "chunk": chunk, "compiled": False}}))
+        discard(file)
+        write_entry(file, answer | {"best": {"mode": mode, "chunk": chunk, "compiled": False}})
 
 
 def clockless(records: list[dict]) -> list[dict]:

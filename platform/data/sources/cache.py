@@ -1,28 +1,29 @@
 """Cache of converted data sets: each is converted once and stored as plain arrays in the user's cache folder.
 
-Arrays are mapped from the files of the cache, so that all processes of a machine share one copy.
+Arrays are mapped from the files of the cache, so that all processes of a machine share one copy. Each file is compared
+with its checksum first; a damaged entry is converted again.
 """
 
 import hashlib
 import json
 import os
-import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import fits, require
-from hedgerow.platform.common.user_cache import cache_folder
+from hedgerow.platform.common.user_cache import cache_folder, checksum, discard, read_entry, write_entry
 from hedgerow.platform.data.dataset import Dataset, mistake_in
-from hedgerow.platform.data.mapped_arrays import save
+from hedgerow.platform.data.mapped_arrays import BLOCK, save
 from hedgerow.platform.data.sources.source import Source
 
-_FORMAT = 3
+_FORMAT = 4
 
-_TORN = (OSError, ValueError, KeyError, TypeError)
+_DAMAGED = (OSError, ValueError)
 """Exceptions that a missing or damaged entry raises."""
 
 
@@ -45,12 +46,19 @@ def load_dataset(config: Source, root: Path | None = None) -> Dataset:
     ]
     key = json.dumps([_FORMAT, config.model_dump(mode="json"), stamps], sort_keys=True)
     entry = cache_folder() / "data" / f"{config.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    with suppress(*_TORN):
+    with suppress(*_DAMAGED):
         return _read(entry)
     dataset = _loaded(config, root)
-    _write(dataset, entry)
-    # Another process may be replacing the entry.
-    with suppress(*_TORN):
+    try:
+        _write(dataset, entry)
+    except OSError as error:
+        print(
+            f"hedgerow: the converted data cannot be stored in {entry.parent} ({one_line(error)}) and are converted by "
+            "each command; set HEDGEROW_CACHE to a folder with room that can be written",
+            file=sys.stderr,
+        )
+        return dataset
+    with suppress(*_DAMAGED):
         return _read(entry)
     return dataset
 
@@ -68,25 +76,38 @@ def _write(dataset: Dataset, entry: Path) -> None:
     """Writes to a temporary folder and renames it: if two processes convert at once, either result is correct."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=entry.parent))
-    rest = {}
-    for field, value in vars(dataset).items():
-        if isinstance(value, np.ndarray):
-            save(value, aside / f"{field}.npy")
-        else:
-            rest[field] = value
-    (aside / "fields.json").write_text(json.dumps(rest))
-    shutil.rmtree(entry, ignore_errors=True)
     try:
-        aside.rename(entry)
-    except OSError:
-        shutil.rmtree(aside, ignore_errors=True)
+        rest, checks = {}, {}
+        for field, value in vars(dataset).items():
+            if isinstance(value, np.ndarray):
+                file = aside / f"{field}.npy"
+                save(value, file)
+                checks[field] = _checksum(file)
+            else:
+                rest[field] = value
+        write_entry(aside / "fields.json", {"values": rest, "arrays": checks})
+        discard(entry)
+        with suppress(OSError):
+            # Another process may have been first.
+            aside.rename(entry)
+    finally:
+        discard(aside)
 
 
 def _read(entry: Path) -> Dataset:
-    fields = json.loads((entry / "fields.json").read_text())
-    for file in entry.glob("*.npy"):
-        fields[file.stem] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
-    dataset = Dataset(**fields | {"class_names": tuple(fields["class_names"])})
-    if len(dataset.x_train) != len(dataset.y_train) or len(dataset.x_test) != len(dataset.y_test):
-        raise ValueError("torn cache entry")
-    return dataset
+    stored = read_entry(entry / "fields.json")
+    if stored is None:
+        raise ValueError("no entry, or a damaged one")
+    fields = stored["values"]
+    for field, check in stored["arrays"].items():
+        file = entry / f"{field}.npy"
+        if _checksum(file) != check:
+            raise ValueError(f"{file} is damaged")
+        fields[field] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    return Dataset(**fields | {"class_names": tuple(fields["class_names"])})
+
+
+def _checksum(file: Path) -> str:
+    """Checksum of a file, read in blocks: a large array that is mapped later never is in memory as a whole."""
+    with file.open("rb") as content:
+        return checksum(iter(lambda: content.read(BLOCK), b""))

@@ -1,5 +1,6 @@
 """Data sets of the package `datasets`: from the Hub, a folder written by `save_to_disk`, or Parquet files."""
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,10 +9,10 @@ import numpy as np
 from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.common.registry import nearest
-from hedgerow.platform.common.user_cache import cache_folder
 from hedgerow.platform.data.dataset import Dataset
-from hedgerow.platform.data.mapped_arrays import empty
+from hedgerow.platform.data.mapped_arrays import empty, scratch_folders
 from hedgerow.platform.data.sources.image_folder import resized
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 from hedgerow.platform.data.sources.source import Source
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 ROWS = 1000
 """Number of rows that are read at a time."""
+
+COPY = 4
+"""Room for the package's copies, as a multiple of the files: Arrow files are not compressed."""
 
 
 class HuggingFace(Source):
@@ -65,9 +69,14 @@ class HuggingFace(Source):
 
     def load(self, root: Path) -> Dataset:
         # The package copies Parquet files and downloads to Arrow files; our own cache replaces them.
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="huggingface-") as copies:
+        needed = COPY * sum(file.stat().st_size for file in self.files(root))
+        folder = next((one for one in scratch_folders() if shutil.disk_usage(one).free > needed), None)
+        if folder is None:
+            raise UserError(
+                f"task.data.name: huggingface copies data of {self.path} for a while, and there is no folder with "
+                f"{gigabytes(needed)} of room; set HEDGEROW_CACHE to one"
+            )
+        with tempfile.TemporaryDirectory(dir=folder) as copies:
             splits = self._splits(root, copies)
             for key, name in (("train", self.train), ("test", self.test)):
                 if name not in splits and (key, name) not in (("test", "test"), ("test", None)):

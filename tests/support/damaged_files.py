@@ -1,0 +1,28 @@
+"""What a lost file system, a cut download or a single flipped bit leaves of a file."""
+
+import os
+from pathlib import Path
+
+
+def _folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+    (file / "other").touch()
+
+
+DAMAGES = {
+    "missing": Path.unlink,
+    "empty": lambda file: file.write_bytes(b""),
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"0"),
+    "a folder": _folder,
+}
+"""Kinds of damage: functions that damage a file in place."""
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    """Content with one bit flipped."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
