@@ -217,6 +217,8 @@ class Coordinator:
 
     def _attempt_round(self, variants: list[int], run: Run) -> None:
         """Run the next round of some variants: exchanges that are due together run in parallel."""
+        for variant in variants:
+            self.servers[variant].sharing = len(variants)
         rounds = {variant: self.servers[variant].run_round() for variant in variants}
         replies: dict[int, list[Aggregate] | None] = dict.fromkeys(variants)
         while True:

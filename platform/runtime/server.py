@@ -69,6 +69,8 @@ class FederatedServer:
         pool, selection = partition.server_validation, partition.selection_sizes
         self.validation_shards = 0 if pool is None else test_shards(len(pool))
         self._validated = np.flatnonzero([] if selection is None else selection)
+        self.sharing = 1
+        """Number of servers that run their rounds side by side: each counts an equal part of the time as its own."""
         self.keeps_predictions = False
         """Whether the predictions of each evaluation are kept in `predictions`. They change no other number."""
         # Set by searches: noise on the validation scores, and whether records count the samples that clients draw.
@@ -182,7 +184,7 @@ class FederatedServer:
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
         self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
-        self.seconds += time.perf_counter() - start
+        self.seconds += (time.perf_counter() - start) / self.sharing
         record["seconds"] = self.seconds
         self.history.append(record)
         self._note(record)
@@ -402,7 +404,7 @@ class FederatedServer:
         """Run `steps`, and add the elapsed seconds to the clock."""
         start = time.perf_counter()
         result = yield from steps
-        self.clock[what] += time.perf_counter() - start
+        self.clock[what] += (time.perf_counter() - start) / self.sharing
         return result
 
     def _is_evaluated(self, number: int) -> bool:

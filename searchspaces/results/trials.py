@@ -106,17 +106,32 @@ def final_value(records: list[RoundRecord], metric: str) -> float | None:
     return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
 
 
+def tie_breaker(records: list[RoundRecord], metric: str) -> float:
+    """Final loss that orders trials with equal values of a metric: on validation samples or, without any, on the
+    samples of the metric. Infinite if there is none: such trials keep their order.
+
+    An accuracy on few samples has few values, so that ties are frequent.
+    """
+    for name in ("validation_loss", f"{metric.partition('_')[0]}_loss"):
+        loss = final_value(records, name)
+        if loss is not None:
+            return loss if math.isfinite(loss) else math.inf
+    return math.inf
+
+
 def ranked(trials: list[Trial], metric: str, mode: str) -> list[Trial]:
-    """Trials by final value, best first, ties in the given order; then diverged trials, then trials without the metric.
+    """Trials by final value, best first, ties by `tie_breaker`; then diverged trials, then trials without the metric.
 
     mode: "max" or "min". A trial has diverged if its final value is NaN or inf.
     """
 
-    def place(trial: Trial) -> tuple[int, float]:
+    def place(trial: Trial) -> tuple[int, float, float]:
         value = final_value(trial.records, metric)
         if value is None:
-            return 2, 0.0
-        return (0, -value if mode == "max" else value) if math.isfinite(value) else (1, 0.0)
+            return 2, 0.0, 0.0
+        if not math.isfinite(value):
+            return 1, 0.0, 0.0
+        return 0, -value if mode == "max" else value, tie_breaker(trial.records, metric)
 
     return sorted(trials, key=place)
 
@@ -176,7 +191,7 @@ def best_per_metric(
         sign = -1 if metric not in known or mode_of(metric) == "min" else 1
         finite = {i: sign * value for i, value in enumerate(values) if value is not None and math.isfinite(value)}
         if finite:
-            best = max(finite, key=lambda i: finite[i])
+            best = max(finite, key=lambda i: (finite[i], -tie_breaker(trials[i].records, metric)))
             label = trial_label(trials[best], names)
             row = {"metric": metric, "trial": trials[best].name, "configuration": label, "value": values[best]}
             rows.append(row | costs[best])

@@ -83,7 +83,19 @@ def test_a_loss_is_better_when_it_is_smaller():
     assert rows[1]["best_test_loss"] == pytest.approx(0.2)
 
 
-def test_equals_keep_their_order():
+@pytest.mark.parametrize("metric", ["validation_accuracy", "test_accuracy"])
+def test_equals_are_ordered_by_their_validation_loss_or_else_by_the_loss_of_the_metric(metric):
+    losses, own = [0.9, 0.2, 0.5, math.nan], metric.replace("accuracy", "loss")
+    for name in ("validation_loss", own):
+        last = [{metric: 0.8, "transmissions": 1, name: loss} for loss in losses]
+        better = {metric: 0.81, "transmissions": 1, name: 5.0}
+        equal = [Trial(f"{i:03d}", {}, [record]) for i, record in enumerate([*last, better])]
+        assert [trial.name for trial in ranked(equal, metric, "max")] == ["004", "001", "002", "000", "003"]
+        (best,) = [row for row in best_per_metric(equal[:4], []) if row["metric"] == metric]
+        assert best["trial"] == "001"
+
+
+def test_equals_without_a_loss_keep_their_order():
     equal = [Trial(name, {}, records([0.5])) for name in ("000", "001", "002")]
     assert [trial.name for trial in ranked(equal, "test_accuracy", "max")] == ["000", "001", "002"]
 

@@ -1,5 +1,7 @@
 """Packs: experts that differ in floats train together, batched over (expert, client), and learn as if alone."""
 
+import time
+
 import pytest
 import torch
 from helpers import distance, identical, run_inline, small_task
@@ -45,6 +47,15 @@ PACKS = [
     (FedRep, [{"lr": lr, "batch_size": 8, "head_epochs": 2} for lr in (0.1, 0.2)]),
     (Stateful, [{"pull": pull, "batch_size": 8} for pull in (0.0, 0.1, 0.3)]),
 ]  # fmt: skip
+
+
+def test_the_seconds_of_all_experts_together_are_those_of_the_pack():
+    begun = time.perf_counter()
+    packed = pack(FedAvg, [{"lr": lr} for lr in (0.01, 0.1, 0.5)], rounds=2, engine=LOOP)
+    last = list(packed)[-1]
+    assert 0 < sum(record["seconds"] for record in last.values()) <= time.perf_counter() - begun
+    for server, record in zip(packed.servers, last.values(), strict=True):
+        assert 0 < sum(server.clock.values()) <= record["seconds"]
 
 
 @pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])
