@@ -4,6 +4,7 @@ import math
 import warnings
 from typing import Any, Literal
 
+import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
@@ -56,10 +57,10 @@ def open_study(name: str, storage: str | None, mode: str) -> optuna.Study:
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Returns Optuna's sampler by its name."""
+    """Returns Optuna's sampler by its name. seed: below 2^32."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return SAMPLERS[name](seed=seed % 2**32)
+        return SAMPLERS[name](seed=seed)
 
 
 def make_pruner(name: str, grace: int, reduction: int, rounds: int) -> optuna.pruners.BasePruner | None:
@@ -99,8 +100,7 @@ class StudySearcher(Searcher):
         self.search, self.rounds, self.stops = search, experiment.rounds, experiment.evaluation.ends_early
         self.points = list(setup.configurations)
         self.stored = {one.user_attrs[TRIAL]: one for one in study.get_trials() if one.user_attrs.get(SEARCH) == search}
-        # A sampler begins with the same draws for the same seed: another seed avoids repeating those of the study.
-        study.sampler = make_sampler(sampler, experiment.seed + max(len(study.get_trials()), len(self.points)))
+        self.sampler, self.seed = sampler, experiment.seed
         study.pruner = pruner or optuna.pruners.NopPruner()
         self.prunes = pruner is not None
         self.trials: dict[str, optuna.Trial] = {}
@@ -152,6 +152,11 @@ class StudySearcher(Searcher):
 
     def _trial(self, number: int) -> optuna.Trial:
         """Trial of the study: the stored one of this number or, if there is none, a new one."""
+        # Each trial has its own sampler, seeded by its position in the study: its values do not depend on interruptions
+        # of the search, and a further search in the same study does not repeat the draws of the first.
+        position = self.stored[number].number if number in self.stored else len(self.study.get_trials(deepcopy=False))
+        seed = np.random.SeedSequence((self.seed, position)).generate_state(1)
+        self.study.sampler = make_sampler(self.sampler, int(seed[0]))
         if number in self.stored:
             return optuna.Trial(self.study, self.stored[number]._trial_id)
         if number < len(self.points):

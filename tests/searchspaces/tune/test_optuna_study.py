@@ -52,11 +52,33 @@ def test_a_sampler_proposes_values_of_the_space_the_same_for_the_same_seed(tmp_p
     assert len({one["overrides"]["algorithm.lr"] for one in found}) == 4
 
 
-def test_a_search_that_goes_on_repeats_what_it_tried_and_then_proposes_something_new(tmp_path):
-    tried = [one["overrides"] for one in proposed(build(tmp_path)[0], 3)]
-    found = proposed(build(tmp_path, known=tried)[0], 6)
-    assert [one["overrides"] for one in found[:3]] == tried
-    assert len({one["overrides"]["algorithm.lr"] for one in found}) == 6
+@pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"], ids=["memory", "database"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
+def test_a_search_that_goes_on_proposes_the_values_of_an_undisturbed_one(tmp_path, sampler, storage):
+    def propose(searcher: StudySearcher, names: str) -> list[dict]:
+        """Proposals one after the other, each with the result of the one before; 12, since the first 10 are random."""
+        found = []
+        for name in names:
+            found.append(searcher.suggest(name)["overrides"])
+            finish(searcher, name, *[found[-1]["algorithm.lr"]] * ROUNDS)
+        return found
+
+    def made(name: str, known=()) -> StudySearcher:
+        where = None if storage is None else storage.format(tmp_path / name)
+        (tmp_path / name).mkdir(exist_ok=True)
+        return build(tmp_path / name, known=known, sampler=sampler, storage=where)[0]
+
+    whole = propose(made("calm"), "abcdefghijkl")
+    assert len({one["algorithm.lr"] for one in whole[:10]}) == 10
+    for cut in (1, 6, 11):
+        begun = propose(made(f"cut{cut}"), "abcdefghijkl"[:cut])
+        assert propose(made(f"cut{cut}", known=begun), "abcdefghijkl") == whole
+
+
+def test_a_further_search_in_the_same_study_proposes_other_values(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    both = [proposed(build(tmp_path, run=run, storage=storage)[0], 3) for run in ("run", "other")]
+    assert len({one["overrides"]["algorithm.lr"] for found in both for one in found}) == 6
 
 
 def test_without_a_pruner_no_scheduler_stops_a_trial(tmp_path):
