@@ -122,7 +122,7 @@ def replay(
         every = experiment.evaluation.every
         stride = math.ceil(search.report_every / every) * every
         controller = ReplayController(
-            scheduler, min(slots or trials, trials), experiment.rounds, stride, budget, on_report
+            scheduler, searcher, min(slots or trials, trials), experiment.rounds, stride, budget, on_report
         )
         numbers: list[int] = []
         if searcher is None:
@@ -134,7 +134,7 @@ def replay(
                 numbers.append(nearest(overrides, recording.configurations, search.space))
                 return curves[numbers[-1]]
 
-            controller.propose(searcher, trials, curve_of, limited=not search.pauses_trials)
+            controller.propose(trials, curve_of, limited=not search.pauses_trials)
     ran = [_trial(i, trial, recording, numbers, controller) for i, trial in enumerate(controller.trials)]
     reported = [trial for trial in ran if final_value(trial.records, search.metric) is not None]
     if not reported:
