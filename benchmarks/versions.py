@@ -309,7 +309,7 @@ def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Single values of a record with their paths; numbers become arrays. Measured times are left out."""
     if isinstance(value, dict | list):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if key != "seconds":
+            if key not in ("seconds", "sha256"):
                 yield from leaves(part, f"{place}.{key}")
     else:
         yield place, np.asarray(value, np.float64) if isinstance(value, int | float) else value

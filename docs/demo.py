@@ -7,6 +7,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from hedgerow.platform.storage.sealed_json import seal
+
 ROOT = Path(__file__).parent.parent
 COMMAND = ["search", "digits_hedge.yaml", "--set", "rounds=40", "--set", "search.deploy_every=0"]
 FILES = ("run.json", "experiment.yaml", "metrics.jsonl", "partition.json")
@@ -21,7 +23,7 @@ def text_of(file: Path) -> str:
     if "command" in record:
         record["command"] = ["hedgerow", *COMMAND]
         record["source_commit"] = None
-    return json.dumps(record)
+    return seal(record)
 
 
 if __name__ == "__main__":

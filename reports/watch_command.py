@@ -13,6 +13,8 @@ from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import is_abandoned
+from hedgerow.platform.storage.sealed_json import unseal
+from hedgerow.platform.tracking.records import AGAIN
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.ui.terminal import Progress
 from hedgerow.reports.analysis.run_reader import read_all
@@ -51,7 +53,10 @@ class NewRecords:
         # The last line may be incomplete.
         whole = text[: text.rfind(b"\n") + 1]
         self._position += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        try:
+            return [unseal(json.loads(line)) for line in whole.splitlines()]
+        except ValueError as error:
+            raise UserError(f"{self._file} is damaged (a line {error}); {AGAIN}") from None
 
 
 def watch(name: str, page: bool, seconds: float) -> int:

@@ -18,14 +18,17 @@ from secrets import token_hex
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 
 from hedgerow.algorithms.core.pytree import Tree, flatten, tree_map, unflatten
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.storage.atomic_file import Altered, compare, fingerprint, read_verified, sync
 from hedgerow.platform.storage.history import RECORDS, History
 from hedgerow.platform.storage.remote import SEAL
+from hedgerow.platform.storage.sealed_json import seal, unseal
 
 SERVER = "server.safetensors"
 
@@ -81,9 +84,43 @@ def load_tree(file: Path, branch: str | None = None) -> Tree:
     Raises OSError, KeyError or SafetensorError when the file is damaged.
     """
     with _opened(file) as stored:
-        keys = json.loads((stored.metadata() or {})["keys"])
-        selection = [key for key in keys if branch is None or key.split("/")[0] == branch]
-        return unflatten({key: stored.get_tensor(key) for key in selection})
+        return _stored_tree(stored, branch)
+
+
+def _stored_tree(stored: Any, branch: str | None) -> Tree:
+    keys = json.loads((stored.metadata() or {})["keys"])
+    selection = [key for key in keys if branch is None or key.split("/")[0] == branch]
+    return unflatten({key: stored.get_tensor(key) for key in selection})
+
+
+def save_sealed(tree: Tree, file: Path, **notes: Any) -> None:
+    """Write a tree of tensors with checksums of the notes and of each branch. notes: JSON values."""
+    branches = {branch: _branch_checksum(child) for branch, child in tree.items() if flatten(child)}
+    save_tree(tree, file, sealed=seal({"notes": notes, "branches": branches}))
+
+
+def load_sealed(file: Path, branch: str | None = None) -> tuple[Tree, dict[str, Any]]:
+    """Verified tree and notes of a file of `save_sealed`. branch: read and verify only the leaves under this key.
+
+    Raises OSError, KeyError, ValueError, TypeError or SafetensorError when the file is damaged.
+    """
+    # Opened once: the file may be replaced meanwhile.
+    with _opened(file) as stored:
+        header, tree = unseal(json.loads((stored.metadata() or {})["sealed"])), _stored_tree(stored, branch)
+    expected = {key: digest for key, digest in header["branches"].items() if branch in (None, key)}
+    if {key: _branch_checksum(child) for key, child in tree.items()} != expected:
+        raise Altered("does not match its SHA-256")
+    return tree, header["notes"]
+
+
+def _branch_checksum(branch: Tree) -> str:
+    """SHA-256 of the names, types, shapes and values of a branch's leaves."""
+    digest = sha256()
+    for key, leaf in flatten(branch).items():
+        digest.update(json.dumps([key, str(leaf.dtype), list(leaf.shape)]).encode())
+        digest.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy())
+        beat()
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -369,8 +406,7 @@ def _stamps(folder: Path) -> Stamps:
 
 def _sealed(content: dict[str, Any]) -> bytes:
     """Commit marker with this content. Parsing and writing an intact marker again gives the same bytes."""
-    body = json.dumps(content)
-    return f'{{"sha256": "{sha256(body.encode()).hexdigest()}",\n"content": {body}}}\n'.encode()
+    return f"{seal({'content': content})}\n".encode()
 
 
 def _marker(folder: Path) -> tuple[dict[str, Any], bool]:

@@ -10,6 +10,7 @@ from secrets import token_hex
 from typing import Any, overload
 
 from hedgerow.platform.storage.atomic_file import Altered, compare, sync
+from hedgerow.platform.storage.sealed_json import seal, unseal
 
 RoundRecord = dict[str, Any]
 """Metrics of one round: name -> number; a round of Hedge also has lists."""
@@ -50,7 +51,7 @@ class History(Sequence[RoundRecord]):
                 history._digest.update(line)
                 history._ends.append(position["bytes"] - rest)
         compare(history._fingerprint(), position)
-        history._file, history._last = file, [json.loads(line)] if line else []
+        history._file, history._last = file, [_record(line)] if line else []
         return history
 
     def append(self, record: RoundRecord) -> None:
@@ -66,7 +67,7 @@ class History(Sequence[RoundRecord]):
         start, file = self._saved_bytes, self._file
         if file is None or file.parent != folder or file.stat().st_size != start:
             file = self._continued_in(folder)
-        lines = [(json.dumps(record) + "\n").encode() for record in self._unsaved]
+        lines = [(seal(record) + "\n").encode() for record in self._unsaved]
         try:
             with file.open("ab") as stream:
                 stream.writelines(lines)
@@ -105,7 +106,7 @@ class History(Sequence[RoundRecord]):
         if self._file is not None:
             with self._file.open("rb") as stream:
                 for _ in range(saved):
-                    yield json.loads(stream.readline())
+                    yield _record(stream.readline())
         yield from unsaved
 
     def _between(self, start: int, stop: int) -> list[RoundRecord]:
@@ -116,7 +117,7 @@ class History(Sequence[RoundRecord]):
             with self._file.open("rb") as stream:
                 stream.seek(first)
                 lines = stream.read(last - first).splitlines()
-        return [*map(json.loads, lines), *self._unsaved[max(0, start - saved) : max(0, stop - saved)]]
+        return [*map(_record, lines), *self._unsaved[max(0, start - saved) : max(0, stop - saved)]]
 
     @property
     def _saved_bytes(self) -> int:
@@ -147,3 +148,7 @@ class History(Sequence[RoundRecord]):
             raise
         sync(folder)
         return file
+
+
+def _record(line: bytes) -> RoundRecord:
+    return unseal(json.loads(line))

@@ -1,6 +1,7 @@
 """Reads the JSON files of runs, and reports damaged ones in one sentence."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +11,8 @@ from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.engine_section import StepPlan
 from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.config.validation_errors import objection
+from hedgerow.platform.storage.atomic_file import Altered, write_whole
+from hedgerow.platform.storage.sealed_json import CHECKSUM, is_cut_off, seal, unseal
 
 AGAIN = "restore it from a copy, or run the experiment again"
 """Advice about a damaged file."""
@@ -184,8 +187,13 @@ class PartitionRecord(Record):
     counts: list[list[int]]
 
 
+def write_object(file: Path, values: Mapping[str, Any], indent: int | None = None) -> None:
+    """Replace a JSON file by an object with its checksum, atomically. indent: as of `json.dumps`."""
+    write_whole(file, seal(values, indent) + "\n")
+
+
 def read_object(file: Path, model: type[BaseModel]) -> dict[str, Any]:
-    """Returns the object in a JSON file unchanged. model: schema that it must match. Raises UserError."""
+    """Returns the object in a JSON file of `write_object`. model: schema that it must match. Raises UserError."""
     try:
         return _checked(_text(file), model)
     except ValueError as error:
@@ -193,7 +201,7 @@ def read_object(file: Path, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
-    """Returns the objects of a file with one JSON object per line. model: schema that each must match.
+    """Returns the objects of a file with one object of `seal` per line. model: schema that each must match.
 
     A last line that a crash cut off is ignored. Raises UserError.
     """
@@ -201,7 +209,7 @@ def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
         *lines, last = _text(file).split("\n")
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error}); {AGAIN}") from None
-    if _is_json(last):
+    if not is_cut_off(last):
         lines.append(last)
     records = []
     for number, line in enumerate(lines, start=1):
@@ -221,14 +229,6 @@ def _text(file: Path) -> str:
         raise UserError(f"{file} cannot be read ({first_line(error)})") from None
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _checked(text: str, model: type[BaseModel]) -> dict[str, Any]:
     """Returns the object of a JSON text. Raises ValueError with the first mistake."""
     try:
@@ -238,7 +238,10 @@ def _checked(text: str, model: type[BaseModel]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError("it is not an object with keys")
     try:
-        model.model_validate(values)
+        model.model_validate({key: value for key, value in values.items() if key != CHECKSUM})
     except ValidationError as error:
         raise ValueError(objection(error)) from None
-    return values
+    try:
+        return unseal(values)
+    except Altered as error:
+        raise ValueError(f"it {error}") from None

@@ -1,6 +1,5 @@
 """Run folders: the files of a run, and its record."""
 
-import json
 import os
 import platform as host
 import subprocess
@@ -19,10 +18,16 @@ from filelock import FileLock
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, read_experiment
-from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock
-from hedgerow.platform.tracking.records import PartitionRecord, Record, RunRecord, TrialRecord, read_object
+from hedgerow.platform.tracking.records import (
+    PartitionRecord,
+    Record,
+    RunRecord,
+    TrialRecord,
+    read_object,
+    write_object,
+)
 
 PATIENCE = 60.0
 """Seconds to wait for another process that changes the same record."""
@@ -115,7 +120,7 @@ class RunFolder:
 
     def keep_partition(self, values: dict[str, Any]) -> None:
         """Write the result of `data.partition_summary.partition_record`, for reports, which have no data."""
-        (self.path / "partition.json").write_text(json.dumps(values) + "\n")
+        write_object(self.path / "partition.json", values)
 
     def update(self, **values: Any) -> None:
         """Change entries of run.json, atomically."""
@@ -123,7 +128,7 @@ class RunFolder:
         # During a run the tracker's thread writes MLflow's identifiers, and the coordinator's process writes plans.
         with FileLock(self.path / ".run.json.lock", timeout=PATIENCE):
             entries = read_object(file, Record) if self.exists else {}
-            write_whole(file, json.dumps(entries | values, indent=2) + "\n")
+            write_object(file, entries | values, indent=2)
 
 
 @contextmanager

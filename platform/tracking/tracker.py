@@ -1,6 +1,5 @@
 """Writes metrics to a local file first, and sends them to MLflow from a background thread."""
 
-import json
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 from hedgerow.platform.common.errors import first_line
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.records import RunRound, read_objects
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -20,7 +20,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class RunLog:
-    """Append-only local file of a run's metrics: one JSON object per round.
+    """Append-only local file of a run's metrics: one JSON object per round, with its checksum.
 
     model: schema that each object must match.
     """
@@ -31,11 +31,11 @@ class RunLog:
     def append(self, record: RoundRecord) -> None:
         """Append one round."""
         with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(seal(record) + "\n")
 
     def replace(self, records: Iterable[RoundRecord]) -> None:
         """Replace the contents by these records, atomically; a resumed run continues from them."""
-        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
+        write_whole(self.path, "".join(seal(record) + "\n" for record in records))
 
     def read(self) -> list[RoundRecord]:
         """Returns all records, except a last line that a crash cut off. Raises UserError if a line is damaged."""

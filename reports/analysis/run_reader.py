@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.storage.sealed_json import unseal
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.summary import summarise
 from hedgerow.platform.tracking.tracker import RunLog
@@ -201,7 +202,7 @@ def _read_table(folder: Path, data: ReportData) -> None:
     from hedgerow.searchspaces.reproductions.table_report import all_remarks
 
     try:
-        document = json.loads((folder / "table.json").read_text())
+        document = unseal(json.loads((folder / "table.json").read_text()))
         name, lines = document["table"], {line["line"] for line in document["lines"]}
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{folder / 'table.json'} is damaged; `hedgerow table --report` rewrites it") from None

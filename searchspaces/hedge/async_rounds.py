@@ -1,9 +1,7 @@
 """Hedge's rounds from losses that arrive in any order: a round is complete once every active expert reported it."""
 
-import json
 import math
 import numbers
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,7 +12,9 @@ from hedgerow.algorithms.measures import METRICS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.percent import percent
 from hedgerow.platform.config.measures_section import measure_name
+from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.records import JournalEntry, read_objects
 from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge
@@ -108,10 +108,10 @@ class HedgeRounds:
         self.journal = journal
         entries: list[RoundRecord] = []
         if journal.exists():
-            fragment = journal.read_bytes().rpartition(b"\n")[2]
-            if fragment:  # after a crash while the line was written
-                os.truncate(journal, journal.stat().st_size - len(fragment))
             entries = read_objects(journal, JournalEntry)
+            if not journal.read_bytes().endswith(b"\n"):
+                # A crash cut off the last line.
+                write_whole(journal, _lines(entries))
         # The predictions of a round are deleted once its mixture is in the journal, which follows the round's reports.
         self._mixed = {entry["mixed"]: Score(entry["accuracy"], entry["loss"]) for entry in entries if "mixed" in entry}
         for entry in entries:
@@ -358,7 +358,7 @@ class HedgeRounds:
     def _write(self, *entries: RoundRecord) -> None:
         if self.journal is not None and entries:
             with self.journal.open("a") as file:
-                file.writelines(json.dumps(entry) + "\n" for entry in entries)
+                file.write(_lines(entries))
 
     @property
     def _head(self) -> RoundRecord:
@@ -388,6 +388,10 @@ class HedgeRounds:
             f"{self.journal} is not a journal of this search: {why}; restore the right file, or start a new "
             "search in another folder"
         )
+
+
+def _lines(entries: Iterable[RoundRecord]) -> str:
+    return "".join(seal(entry) + "\n" for entry in entries)
 
 
 def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:

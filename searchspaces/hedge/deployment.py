@@ -5,7 +5,6 @@ round and its model after the round. When a round is complete, `Deployment` read
 predictions, replaces the deployed state, and deletes the files.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from hedgerow.algorithms.core.algorithm import Predictions
-from hedgerow.algorithms.core.pytree import Tree, unflatten
+from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.storage.checkpoint import load_tree, save_tree
+from hedgerow.platform.storage.checkpoint import load_sealed, save_sealed
 
 Policy = Literal["leader", "sample", "mixture"]
 """leader: expert with the largest weight, the first one on ties. sample: expert drawn from the weights. mixture: all
@@ -93,7 +92,7 @@ def keep_round(folder: Path, round: int, predictions: Predictions | None, model:
         file.parent.mkdir(exist_ok=True)
         aside = file.with_suffix(f".{os.getpid()}.tmp")
         # Not flushed to disk: after a crash of the machine, the round may have no mixture, but nothing else is lost.
-        save_tree(tree, aside)
+        save_sealed(tree, aside)
         aside.replace(file)
 
 
@@ -117,27 +116,20 @@ class DeployedState:
         """Replace the state in a folder in one step."""
         folder.mkdir(exist_ok=True)
         aside = folder / f".{STATE}.{os.getpid()}.tmp"
-        header = {"round": self.round, "policy": self.policy, "weights": list(self.weights.items())}
-        save_tree({str(expert): model for expert, model in self.models.items()}, aside, deployed=json.dumps(header))
+        models = {str(expert): model for expert, model in self.models.items()}
+        save_sealed(models, aside, round=self.round, policy=self.policy, weights=list(self.weights.items()))
         aside.replace(folder / STATE)
 
     @classmethod
-    def read(cls, folder: Path, models: bool = True) -> "DeployedState | None":
-        """The state in a folder; None if there is none. models: whether to read the parameters, too.
-
-        Raises UserError when the file is damaged.
-        """
+    def read(cls, folder: Path) -> "DeployedState | None":
+        """The verified state in a folder; None if there is none. Raises UserError when the file is damaged."""
         file = folder / STATE
         if not file.exists():
             return None
         try:
-            # Opened once: the file may be replaced meanwhile.
-            with safe_open(file, "pt") as stored:
-                metadata = stored.metadata()
-                header, keys = json.loads(metadata["deployed"]), json.loads(metadata["keys"])
-                tree = unflatten({key: stored.get_tensor(key) for key in keys}) if models else {}
-            weights = {int(expert): float(weight) for expert, weight in header["weights"]}
-            return cls(header["round"], header["policy"], weights, {int(expert): tree[expert] for expert in tree})
+            tree, notes = load_sealed(file)
+            weights = {int(expert): float(weight) for expert, weight in notes["weights"]}
+            return cls(notes["round"], notes["policy"], weights, {int(expert): tree[expert] for expert in tree})
         except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(
                 f"{file} cannot be read ({error}); delete it: the search replaces it in its next complete round"
@@ -195,7 +187,7 @@ class Deployment:
         """Replace the deployed state. weights: of the deployed experts in the next round, by expert."""
         if self._deployed is None:
             # A resumed search passes its complete rounds again, whose files are gone.
-            state = DeployedState.read(self.folder, models=False)
+            state = DeployedState.read(self.folder)
             self._deployed = 0 if state is None else state.round
         if round <= self._deployed:
             return
@@ -225,8 +217,8 @@ class Deployment:
     def _read(self, expert: int, round: int, branch: str) -> Tree | None:
         """Part of the file of an expert's round; None if it is missing or damaged."""
         try:
-            return load_tree(kept_file(self.expert_folder(expert), round), branch).get(branch)
-        except (OSError, KeyError, ValueError, SafetensorError):
+            return load_sealed(kept_file(self.expert_folder(expert), round), branch)[0].get(branch)
+        except (OSError, KeyError, ValueError, TypeError, SafetensorError):
             return None
 
     def _warn_once(self, kind: str, text: str) -> None:

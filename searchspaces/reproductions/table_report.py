@@ -1,10 +1,10 @@
 """Writes a reproduced table to table.md and table.json."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hedgerow.platform.tracking.records import write_object
 from hedgerow.searchspaces.reproductions.row_result import RowResult
 from hedgerow.searchspaces.reproductions.table_file import PublishedTable
 from hedgerow.searchspaces.results.trials import markdown_table
@@ -38,4 +38,4 @@ def write_table(table: PublishedTable, results: Sequence[RowResult], folder: Pat
     """Writes table.md and table.json to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(table_markdown(table, results), encoding="utf-8")
-    (folder / "table.json").write_text(json.dumps(table_document(table, results), indent=2) + "\n")
+    write_object(folder / "table.json", table_document(table, results), indent=2)

@@ -1,6 +1,5 @@
 """Recording of a search: the curves of all configurations in one JSON file, for replays by other tuners."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,9 +10,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.records import Record, read_object
+from hedgerow.platform.tracking.records import Record, read_object, write_object
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
@@ -95,7 +93,7 @@ class Recording:
     def write(self, file: Path) -> None:
         """Write the recording as one JSON object; replaces the file at once."""
         values = {"format": 1, **vars(self)}
-        write_whole(file, json.dumps({key: values[key] for key in RecordingFile.model_fields}))
+        write_object(file, {key: values[key] for key in RecordingFile.model_fields})
 
     @property
     def metrics(self) -> list[str]:

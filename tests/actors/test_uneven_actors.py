@@ -11,6 +11,7 @@ from ray_runs import hosts_coordinator, same, small
 
 from hedgerow.api import run as run_again
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.tracking.run_folder import RunFolder
 
 
 def samples_by_actor(log: Path, last: int = 0) -> list[Counter[int]]:
@@ -54,8 +55,7 @@ def test_a_slow_actor_gets_fewer_samples_and_the_numbers_can_be_repeated(tmp_pat
     shutil.copytree(whole.folder.path, folder)
     for round in (8, 12):
         shutil.rmtree(folder / "checkpoints" / f"round-{round:08d}")
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"status": "interrupted"}))
+    RunFolder(folder).update(status="interrupted")
     resumed = resume(str(folder))
     assert resumed.speeds == changes
     assert same(resumed, whole)

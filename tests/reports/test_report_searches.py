@@ -1,6 +1,5 @@
 """Reports of searches next to runs: Hedge as one learner, and one colour for an experiment throughout."""
 
-import json
 import re
 import shutil
 import sys
@@ -19,6 +18,7 @@ from hedgerow import load
 from hedgerow.cli import main
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.reports.analysis.comparison import compare
 from hedgerow.reports.analysis.run_reader import read_all
 from hedgerow.reports.analysis.seed_groups import group_by_seed
@@ -58,15 +58,14 @@ def searched(run: RunFolder, path: Path, experts: int, seed: int = 0, **algorith
     hedge = hedge_records(experts, 6)
     for record in hedge:
         record["expected"]["test_accuracy"] -= seed / 10
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in hedge))
+    RunLog(path / "metrics.jsonl").replace(hedge)
     for i, rate in enumerate(rates):
         expert = RunFolder(path / "experts" / f"{i:03d}")
         shutil.copytree(run.path, expert.path)
         change(expert, name=path.name, seed=seed, algorithm=algorithm | {"lr": rate})
         expert.update(overrides={"algorithm.lr": rate})
-        records = [json.loads(line) for line in expert.metrics.read_text().splitlines()]
-        told = [json.dumps(record | {"test_accuracy": i / 100}) for record in records]
-        expert.metrics.write_text("\n".join(told) + "\n")
+        log = RunLog(expert.metrics)
+        log.replace([record | {"test_accuracy": i / 100} for record in log.read()])
     return str(path)
 
 

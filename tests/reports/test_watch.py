@@ -15,6 +15,8 @@ from command_line import GOOD, hedgerow
 from preloaded import PreloadedPython
 from reported_runs import small
 
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.reports.demo_command import RECORDS
 from hedgerow.reports.watch_command import NewRecords
 
@@ -134,12 +136,16 @@ def test_new_records_are_whole_lines_and_begin_again_when_rounds_were_removed(tm
     file = tmp_path / "metrics.jsonl"
     records = NewRecords(file)
     assert records.read() == []
-    file.write_text('{"round": 1}\n{"rou')
+    first, second = (seal({"round": round}) + "\n" for round in (1, 2))
+    file.write_text(first + '{"rou')
     assert records.read() == [{"round": 1}]
-    file.write_text('{"round": 1}\n{"round": 2}\n')
+    file.write_text(first + second)
     assert records.read() == [{"round": 2}]
-    file.write_text('{"round": 1}\n')
+    file.write_text(first)
     assert records.read() == [{"round": 1}]
+    file.write_text(first + second.replace("2", "3", 1))
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged \(a line does not match its checksum\)"):
+        records.read()
 
 
 def test_other_folders_are_refused(tmp_path):

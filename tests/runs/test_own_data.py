@@ -17,6 +17,7 @@ from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.own_data import data_record
 from hedgerow.platform.runtime.factory import build_partition, check
+from hedgerow.platform.tracking.records import write_object
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.reports.analysis.run_reader import read_all
@@ -114,7 +115,7 @@ def test_a_run_whose_files_have_changed_is_refused_and_an_old_one_without_a_hash
         hedgerow.resume(folder, show=False)
     record = folder.record()
     del record["data"]
-    (folder.path / "run.json").write_text(json.dumps(record))
+    write_object(folder.path / "run.json", record)
     resumed = hedgerow.resume(folder, show=False)
     assert f"{folder} has no content hash of its data" in (resumed.warning or "")
     assert len(numbers(resumed)) == 6

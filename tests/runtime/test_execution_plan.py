@@ -19,6 +19,7 @@ from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.tracking.run_folder import RunFolder
 
 MEASURED = {"engine": {"mode": "auto"}, "rounds": 6, "checkpoints__every": 1000}
 
@@ -93,11 +94,11 @@ def test_machines_of_the_same_kind_share_their_plans(tmp_path, cache, monkeypatc
 
 def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):
     experiments = [small(tmp_path, **MEASURED, resources__executor="inline", algorithm__lr=lr) for lr in (0.1, 0.2)]
-    (tmp_path / "run.json").write_text("{}")
+    RunFolder(tmp_path).update()
     folders = [tmp_path / "experts" / name for name in ("000", "001")]
     for folder in folders:
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text('{"status": "running", "overrides": {}}')
+        RunFolder(folder).update(status="running", overrides={})
     data = check(small(tmp_path), None)
 
     def start() -> Coordinator:

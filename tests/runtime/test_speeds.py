@@ -17,6 +17,7 @@ from hedgerow.platform.runtime.assignment import changed_speeds, longest_first, 
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.runtime.shards import WorkerLost
+from hedgerow.platform.tracking.run_folder import RunFolder
 
 CLIENTS = st.lists(
     st.tuples(st.integers(0, 500), st.integers(1, 60)), min_size=1, max_size=80, unique_by=lambda client: client[0]
@@ -154,7 +155,7 @@ def coordinator(folder: Path, chosen, **workers):
     folder.mkdir(exist_ok=True)
     if not (folder / "run.json").exists():
         record = {"status": "running", "created": "", "data_root": None, "versions": {}, "git_commit": None}
-        (folder / "run.json").write_text(json.dumps(record))
+        RunFolder(folder).update(**record)
     return build_coordinator([chosen], *data, Uneven(chosen, data, **workers), [folder / "checkpoints"])
 
 
@@ -199,8 +200,7 @@ def test_a_checkpoint_holds_the_speeds(tmp_path):
     whole = coordinator(tmp_path / "whole", chosen)
     for _ in range(8):
         whole.run_round()
-    record = json.loads((tmp_path / "whole" / "run.json").read_text())
-    (tmp_path / "whole" / "run.json").write_text(json.dumps(record | {"speeds": []}))
+    RunFolder(tmp_path / "whole").update(speeds=[])
     resumed = coordinator(tmp_path / "whole", chosen)
     assert resumed.speeds() == whole.speeds() == [{"from_round": 6, "speeds": [1.0, 0.5, 1.0]}]
 

@@ -37,6 +37,7 @@ from hedgerow.platform.storage.checkpoint import (
     write_checkpoint,
 )
 from hedgerow.platform.storage.history import History
+from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.tune.trainable import FederatedTrainable
@@ -471,7 +472,7 @@ def test_a_checkpoint_has_the_same_size_in_round_10000_and_records_are_written_o
             sizes[round] = (folder / "progress.json").stat().st_size
     assert sizes[10_000] < sizes[10] + 20
     (file,) = tmp_path.glob("records-*.jsonl")
-    assert file.read_text() == "".join(json.dumps(record) + "\n" for record in history)
+    assert file.read_text() == "".join(seal(record) + "\n" for record in history)
     # In memory are a position for each record, and the last record.
     assert history._unsaved == []
     for folder in checkpoints(tmp_path):

@@ -22,7 +22,7 @@ from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage import run_lock
 from hedgerow.platform.storage.run_lock import RunLock
-from hedgerow.platform.tracking.run_folder import new_run
+from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 
 INLINE = {"resources__executor": "inline"}
@@ -267,7 +267,7 @@ def test_a_search_that_is_running_cannot_be_resumed_nor_any_of_its_trials(tmp_pa
         trial = folder.path / "experts" / "000"
         trial.mkdir(parents=True)
         (trial / "experiment.yaml").write_text(wanted.dump())
-        (trial / "run.json").write_text(json.dumps({"name": "000", "status": "running", "overrides": {}}))
+        RunFolder(trial).update(name="000", status="running", overrides={})
         assert "is being run by process" in refusal("resume", str(folder))
         told = refusal("resume", str(trial))
         assert f"{trial} is a trial of a search: `hedgerow resume {folder}` continues all trials" in told
