@@ -11,7 +11,7 @@ import yaml
 from command_line import hedgerow
 from own_formats import CLIENTS, X, Y, accuracy, experiment, loaded, refusal
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from hedgerow import api
 from hedgerow.platform.common.errors import UserError
@@ -120,6 +120,49 @@ def test_without_a_test_part_a_share_of_each_class_is_for_testing(value, monkeyp
     assert sorted(map(tuple, np.concatenate([data.x_train, data.x_test]))) == sorted(map(tuple, STORED))
 
 
+class Labelled(TensorDataset):
+    """Joins two of the classes."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x, y % 2
+
+
+class Transformed(Dataset):
+    """Tensors with a transform, shorter than its tensors."""
+
+    def __init__(self, transform):
+        self.tensors, self.transform = TENSORS.tensors, transform
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, i):
+        return self.transform(self.tensors[0][i]), self.tensors[1][i]
+
+
+def test_items_of_a_torch_data_set_are_not_its_tensors(monkeypatch):
+    data = returns((Labelled(*TENSORS.tensors), TEST), monkeypatch)
+    assert np.array_equal(data.x_train, STORED)
+    assert data.y_train.tolist() == (Y % 2).tolist()
+    data = returns((Transformed(lambda x: 1 - x), TEST), monkeypatch)
+    assert np.array_equal(data.x_train, (1 - X[:50]).astype(np.float32))
+    assert data.y_train.tolist() == Y[:50].tolist()
+    parts = ConcatDataset([Subset(Transformed(torch.neg), range(10)), Subset(TENSORS, range(10, 60))])
+    data = returns((parts, TEST), monkeypatch)
+    assert np.array_equal(data.x_train, np.concatenate([-STORED[:10], STORED[10:]]))
+    # Items that are written into one buffer.
+    x, y = np.zeros(5), np.zeros(2)
+
+    def item(i):
+        x[:], y[:] = X[i], (Y[i], -Y[i])
+        return x, y
+
+    data = returns((Pairs(item), (X, np.stack([Y, -Y], 1) * 1.0)), monkeypatch)
+    assert np.array_equal(data.x_train, STORED)
+    assert data.y_train.tolist() == np.stack([Y, -Y], 1).tolist()
+
+
 def test_a_part_for_each_client_makes_natural_clients(monkeypatch):
     parts = {name: (X[name == CLIENTS], Y[name == CLIENTS]) for name in ("dora", "anna", "bert")}
     data = returns(parts, monkeypatch)
@@ -190,7 +233,9 @@ def test_images_of_a_torch_data_set(monkeypatch):
         ({"x_train": X, "y_train": Y, "channels": "any"}, "returns channels 'any'; return first or last"),
         (Pairs(length=0), "returns a Pairs without items"),
         (Pairs(lambda i: X[i]), "returns a Pairs whose item 0 is no pair (x, y)"),
-        (Pairs(lambda i: (X[i, : 3 + i], 0)), "with samples of shape (3,) and, in item 1, (4,); give all samples one"),
+        (Pairs(lambda i: (X[i, : 3 + i], 0)), "of shape (3,) and float64 and, in item 1, (4,) and float64; give"),
+        (Pairs(lambda i: ([1, i / 2 if i else 0], 0)), "(2,) and int64 and, in item 1, (2,) and float64; give"),
+        (Pairs(lambda i: (X[i], None)), "made.load has a missing value in y in item 0 of Pairs"),
         (Pairs(lambda i: (X[i], 1 // (i - 2))), "returns a Pairs whose item 2 fails: ZeroDivisionError at "),
         ((X[:, 0], Y), "made.load has x_train of shape (60,)"),
     ],

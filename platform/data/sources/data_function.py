@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field
+from torch.utils.data import TensorDataset
 
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.registry import failure, import_named, nearest
@@ -159,8 +160,9 @@ def _pair(part: Any, at: str, forms: str) -> RawSplit:
 
 def _items(dataset: Any, at: str) -> RawSplit:
     """All items (x, y) of a map-style torch Dataset, as arrays."""
-    if len(tensors := getattr(dataset, "tensors", ())) == 2:
-        return RawSplit(*tensors)
+    # A subclass may have a __getitem__ of its own: its tensors are not its items.
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return RawSplit(*dataset.tensors)
     kind = type(dataset).__name__
     if not len(dataset):
         raise UserError(f"{at} returns a {kind} without items; give it at least one")
@@ -177,13 +179,14 @@ def _items(dataset: Any, at: str) -> RawSplit:
         sample = as_array(item[0], f"x in item {number} of {kind}", at)
         if x is None:
             x = empty((len(dataset), *sample.shape), sample.dtype)
-        if sample.shape != x.shape[1:]:
+        if (sample.shape, sample.dtype) != (x.shape[1:], x.dtype):
             raise UserError(
-                f"{at} returns a {kind} with samples of shape {x.shape[1:]} and, in item {number}, {sample.shape}; "
-                "give all samples one shape"
+                f"{at} returns a {kind} with samples of shape {x.shape[1:]} and {x.dtype} and, in item {number}, "
+                f"{sample.shape} and {sample.dtype}; give all samples one shape and type"
             )
         x[number] = sample
-        labels.append(item[1].item() if hasattr(item[1], "item") and item[1].ndim == 0 else item[1])
+        # A copy, since the data set may return the same array again.
+        labels.append(as_array(item[1], f"y in item {number} of {kind}", at).copy())
     return RawSplit(x, labels)
 
 
