@@ -97,9 +97,10 @@ def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
         takes = choice.measure().targets
         if takes and kind not in takes:
             fitting = [name for name in choice.registry.names() if kind in choice.registry.resolve(name).targets]
+            also = ", or store the classes as whole numbers or text instead of floats" if kind == "numbers" else ""
             raise UserError(
                 f"{place}: {choice.name} takes {' or '.join(takes)}, and the targets of {dataset.name} are {kind}; "
-                f"choose {' or '.join(fitting)}"
+                f"choose {' or '.join(fitting)}{also}"
             )
     if task.problem is not None and task.problem.needs_cross_entropy and task.loss.name != "cross_entropy":
         raise UserError(f"task.loss: {task.problem.kind} minimises the cross-entropy; set it to cross_entropy")

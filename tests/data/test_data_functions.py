@@ -206,9 +206,9 @@ def test_a_data_set_is_taken_as_it_is(monkeypatch):
 
 
 def test_images_of_a_torch_data_set(monkeypatch):
-    pictures = [Image.fromarray(np.full((4, 6, 3), i, np.uint8)) for i in range(60)]
+    pictures = [Image.fromarray(np.full((5, 6, 3), i, np.uint8)) for i in range(60)]
     data = returns(Pairs(lambda i: (pictures[i], "xy"[i % 2])), monkeypatch)
-    assert data.sample_shape == (3, 4, 6)
+    assert data.sample_shape == (3, 5, 6)
     assert data.class_names == ("x", "y")
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from own_formats import CLIENTS, IMAGES, X, Y, accuracy, loaded, refusal
+from own_formats import CLIENTS, IMAGES, RNG, X, Y, accuracy, loaded, refusal
 
 from hedgerow.platform.data import mapped_arrays
 
@@ -43,6 +43,13 @@ def test_without_test_arrays_a_part_is_for_testing(write, tmp_path, monkeypatch)
     data = loaded(tmp_path, name="npz", path=path)
     assert np.bincount(data.y_test).tolist() == [4, 4, 4]
     assert sorted(map(tuple, np.r_[data.x_train, data.x_test])) == sorted(map(tuple, X.astype(np.float32)))
+
+
+def test_channels_are_where_they_are_said_to_be(write, tmp_path):
+    x = RNG.normal(size=(60, 4, 7, 3))
+    data = loaded(tmp_path, name="npz", path=write(x_train=x, y_train=Y), channels="last", test_fraction=0.4)
+    right = x.transpose(0, 3, 1, 2).astype(np.float32)
+    assert sorted(np.r_[data.x_train, data.x_test].reshape(60, -1).tolist()) == sorted(right.reshape(60, -1).tolist())
 
 
 def test_tokens(write, tmp_path):

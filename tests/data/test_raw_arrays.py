@@ -1,6 +1,7 @@
 """Arrays as users have them become data sets: layout, labels, clients, split, normalisation, refusals."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from own_formats import CLIENTS, IMAGES, RNG, X, Y
@@ -53,6 +54,48 @@ def test_channels_are_where_they_are_said_to_be():
     assert build(square, channels="first").sample_shape == (3, 5, 3)
     assert build(square, channels="last").sample_shape == (3, 3, 5)
     assert build(np.zeros((60, 1, 1, 1), np.uint8)).sample_shape == (1, 1, 1)
+    wide = RNG.normal(size=(60, 4, 100, 3))
+    assert np.array_equal(build(wide, channels="first").x_train, wide.astype(np.float32))
+    assert np.array_equal(build(wide, channels="last").x_train, wide.transpose(0, 3, 1, 2).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stored"),
+    [
+        ((3, 4, 4), (3, 4, 4)), ((4, 4, 3), (3, 4, 4)), ((4, 100, 3), None), ((1, 28, 3), None), ((2, 50, 3), None),
+        ((2, 9, 7), (2, 9, 7)), ((9, 7, 2), (2, 9, 7)), ((13, 5, 5), (13, 5, 5)), ((5, 5, 13), (13, 5, 5)),
+        ((3, 5, 3), None), ((7, 7, 7), None), ((6, 9, 8), (6, 9, 8)), ((9, 8, 6), (6, 9, 8)), ((3, 1, 1), (3, 1, 1)),
+    ],
+)  # fmt: skip
+def test_channels_are_recognised_or_asked_for(shape, stored):
+    """By a usual number on one side alone, then by square images, then by the smaller number."""
+    x = RNG.integers(0, 9, (60, *shape), dtype=np.uint8)
+    if stored is None:
+        with pytest.raises(UserError, match=r"may be the second or the last axis; set `channels` to first or last"):
+            build(x)
+    else:
+        right = x if stored == shape else x.transpose(0, 3, 1, 2)
+        assert right.shape[1:] == stored
+        assert np.array_equal(build(x).x_train, right)
+
+
+def test_digits_that_float32_does_not_keep_are_refused():
+    far = X.copy()
+    far[:, 2] = 1_700_000_000 + Y + RNG.random(60)
+    for x in (far, far.astype(np.int64), far.astype(np.float64).tolist()):
+        with pytest.raises(UserError, match=r"in x_train, feature 2, that differ in digits which float32 does not .*"):
+            build(x)
+    with pytest.raises(UserError, match=r"mine has values in x_train, column 'c', that differ .* mean is 1.7e\+09 and"):
+        build(far, columns="abcde")
+    images = np.stack([1e8 + np.arange(60)[:, None, None] * np.ones((6, 5)), RNG.normal(size=(60, 6, 5))], 3)
+    with pytest.raises(UserError, match="in x_train, channel 0, that differ"):
+        build(images)
+    with pytest.raises(UserError, match="in y_train, target 0, that differ"):
+        build(X, far[:, 2])
+    # Near enough, whole numbers that float32 has, a constant, and a constant but for the rounding of float64.
+    kept = np.stack([1e6 + Y, 2.0**30 + 2.0**7 * Y, np.full(60, 0.1), 0.1 + 1e-17 * RNG.normal(size=60)], 1)
+    kept[::2, 3] = np.nextafter(0.1, 1)
+    assert np.array_equal(build(kept).x_train, kept.astype(np.float32))
 
 
 def test_features_are_normalised_by_training_samples_and_images_by_channel():
@@ -122,6 +165,11 @@ def test_clients_are_numbered_in_the_order_of_their_ids():
     assert data.train_clients.tolist() == np.unique(CLIENTS, return_inverse=True)[1].tolist()
     assert data.test_clients.tolist() == [1, -1, 0]
     assert build(X, clients=(CLIENTS == "anna") * 1.0).train_clients.tolist() == (CLIENTS == "anna").tolist()
+    # Decimals, and numbers that float64 does not have.
+    decimals = np.array([1.2, -1.7, 1.7, 1.21])[Y]
+    assert build(X, clients=decimals).train_clients.tolist() == np.array([1, 0, 2])[Y].tolist()
+    assert build(X, clients=2**60 + Y).train_clients.tolist() == Y.tolist()
+    assert build(X, clients=decimals, test=RawSplit(X[:3], Y[:3], [1.7, 1.2, 1])).test_clients.tolist() == [2, 1, -1]
 
 
 def test_a_part_of_each_class_or_of_each_client_is_for_testing():
@@ -165,6 +213,14 @@ def hole(value, row=7):
         ((X.astype(str),), {}, "has text in x_train; give numbers"),
         ((X.astype(complex),), {}, "has x_train of complex128; give numbers"),
         ((X.astype(object),), {}, "has a value of type float among objects in x_train, entry 0"),
+        ((np.ma.array(X, mask=X[7, 3] == X),), {}, "has a masked value in x_train, entry 7; fill it in, or remove"),
+        (([*X[:59], np.ma.array(X[0], mask=[1, 0, 0, 0, 0])],), {"test": None}, "a masked value in x_train, entry 59"),
+        ((X, np.ma.masked_equal(Y, 2)), {}, "has a masked value in y_train, entry 2"),
+        ((X,), {"clients": np.ma.masked_equal(Y, 1)}, "has a masked value in the clients of train samples, entry 1"),
+        ((X, np.array([pd.NA, *Y[1:]], object)), {"test": None}, "has a missing value in y_train, entry 0"),
+        ((X, np.array([[[1]], *Y[1:]], object)), {"test": None}, "has a value of type list among objects in y_train"),
+        ((X, Y * 1.0), {"class_names": list("abc")}, "has `class_names`, but floats as labels"),
+        ((X,), {"clients": Y, "test": RawSplit(X, Y, CLIENTS)}, "training samples of int64 and of test samples of <U4"),
         (([[1, 2], [3]],), {"test": None}, "has x_train that is no array"),
         ((RNG.normal(size=(60, 3, 4, 3)),), {}, "the channels may be the second or the last axis"),
         ((X, Y[:50]), {}, "has 60 samples in x_train and 50 labels in y_train; give one label"),

@@ -232,7 +232,7 @@ def test_a_loss_and_metrics_of_ones_own_in_a_run_and_its_record(own):
     ("changes", "message"),
     [
         ({"loss": "cross_entropy"}, "task.loss: cross_entropy takes classes, and the targets of diabetes are numbers; "
-         "choose mse or mae"),
+         "choose mse or mae, or store the classes as whole numbers or text instead of floats"),
         ({"metrics": ["accuracy"]}, "task.metrics: accuracy takes classes, and the targets of diabetes are numbers"),
         ({"partition": {"kind": "dirichlet", "clients": 4, "alpha": 0.3}}, "task.partition.kind: dirichlet needs one "
          "class per sample, and the targets of diabetes are numbers; choose iid or natural"),

@@ -1,6 +1,7 @@
 """NumPy arrays in an .npz file, or in a folder of .npy files, which are mapped into memory."""
 
 from pathlib import Path
+from typing import Literal
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -29,6 +30,9 @@ class NpzFile(Source):
     clients: str | None = Field(None, description="name of the natural clients of training samples; null: none")
     test_clients: str | None = Field(None, description="name of the natural clients of test samples; null: unknown")
     tokens: bool = Field(False, description="whether samples are sequences of tokens, as integers")
+    channels: Literal["first", "last"] | None = Field(
+        None, description="axis of the channels of images; null: recognised by its size"
+    )
     test_fraction: float = Field(
         0.2,
         gt=0,
@@ -54,7 +58,15 @@ class NpzFile(Source):
 
         train = RawSplit(read("x_train"), read("y_train"), read("clients"))
         test = RawSplit(read("x_test"), read("y_test"), read("test_clients")) if has_test else None
-        return build_dataset(path.stem, at, train, test, test_fraction=self.test_fraction, tokens=self.tokens)
+        return build_dataset(
+            path.stem,
+            at,
+            train,
+            test,
+            test_fraction=self.test_fraction,
+            tokens=self.tokens,
+            channels=self.channels,
+        )
 
 
 def array_names(path: Path) -> list[str]:

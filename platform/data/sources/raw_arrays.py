@@ -12,8 +12,14 @@ from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.data.dataset import Dataset, stratified_split
 from hedgerow.platform.data.mapped_arrays import blocks, concatenated, rewritten
 
-CHANNELS = (1, 3, 4)
+CHANNELS = (1, 2, 3, 4)
 """Usual numbers of channels of an image."""
+
+ROUNDING = 0.02
+"""Largest rounding error of float32 that is accepted, as a share of a feature's standard deviation."""
+
+NOISE = 1e-12
+"""Standard deviation, as a share of the mean, below which a feature is constant up to the rounding of float64."""
 
 TOKEN_TYPE = np.dtype(np.int32)
 
@@ -39,13 +45,15 @@ def build_dataset(
     class_names: Any = None,
     mean: Any = None,
     std: Any = None,
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """Builds a data set of samples in any of the usual layouts.
 
     at: place in the file and the object that has the samples, as the subject of messages. test: None splits off
     `test_fraction` of each client, or of each class if there are no clients. tokens: integers are tokens of a sequence,
     not features. channels: axis of the channels of images; None: recognised by its size. class_names: names of classes
-    0 to K-1; None: the distinct labels. mean, std: in raw units; None: of the training samples. Raises UserError.
+    0 to K-1; None: the distinct labels. mean, std: in raw units; None: of the training samples. columns: name of each
+    feature, for messages. Raises UserError.
     """
     splits = {"train": train} | ({} if test is None else {"test": test})
     xs = {part: as_array(split.x, f"x_{part}", at) for part, split in splits.items()}
@@ -82,7 +90,9 @@ def build_dataset(
         xs["test"], ys["test"], owners["test"] = xs["train"], ys["train"], owners["train"]
     stored = {part: rewritten(x, dtype, axes, rows[part]) for part, x in xs.items()}
     for part, x in stored.items():
-        _check_finite(x, rows[part], f"x_{'train' if test is None else part}", at)
+        _check_finite(x, rows[part], f"x_{'train' if test is None else part}", at, columns)
+    if not tokens:
+        _check_digits(xs["train"], axes, "x_train", at, columns, "channel" if xs["train"].ndim == 4 else "")
     center, scale = _normalisation(stored["train"], at, tokens, mean, std)
     taken = {part: slice(None) if chosen is None else chosen for part, chosen in rows.items()}
     train_clients, test_clients = (None if owners[part] is None else owners[part][taken[part]] for part in rows)  # type: ignore[index]
@@ -105,24 +115,46 @@ def build_dataset(
 
 def as_array(values: Any, what: str, at: str) -> np.ndarray:
     """Array of numbers or text, without a copy if possible; also of a tensor. Raises UserError."""
+    if (masked := _masked_entry(values)) is not None:
+        raise UserError(f"{at} has a masked value in {what}, entry {masked}; fill it in, or remove the sample")
     try:
         if hasattr(values, "detach"):
             values = values.detach().cpu()
             values = values.float() if values.dtype.is_floating_point and values.dtype.itemsize == 2 else values
         array = np.asarray(values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"{at} has {what} that is no array ({one_line(error)}); give rows of one shape") from None
     if array.dtype.kind == "O":
         flat = array.ravel()
         if all(isinstance(value, str) for value in flat):
             return array.astype(str)
         wrong = next(i for i, value in enumerate(flat) if not isinstance(value, str))
-        missing = flat[wrong] is None or flat[wrong] != flat[wrong]
-        kind = "a missing value" if missing else f"a value of type {type(flat[wrong]).__name__} among objects"
+        kind = (
+            "a missing value"
+            if _is_missing(flat[wrong])
+            else f"a value of type {type(flat[wrong]).__name__} among objects"
+        )
         raise UserError(f"{at} has {kind} in {what}, entry {wrong}; give numbers, or text for labels")
     if array.dtype.kind not in "biufUT":
         raise UserError(f"{at} has {what} of {array.dtype}; give numbers, or text for labels")
     return array
+
+
+def _masked_entry(values: Any) -> int | None:
+    """First entry with a masked value, of a masked array or of lists of them; None if there is none."""
+    if isinstance(values, np.ma.MaskedArray):
+        entries = np.argwhere(np.atleast_1d(np.ma.getmaskarray(values)))
+        return int(entries[0, 0]) if len(entries) else None
+    if isinstance(values, list | tuple):
+        return next((entry for entry, value in enumerate(values) if _masked_entry(value) is not None), None)
+    return None
+
+
+def _is_missing(value: Any) -> bool:
+    # Imported here, since processes that read the cache do not need it.
+    import pandas as pd
+
+    return np.ndim(value) == 0 and bool(pd.isna(value))
 
 
 def joined(splits: list[tuple[int, RawSplit]], names: Sequence[Any], at: str) -> RawSplit:
@@ -169,15 +201,21 @@ def _with_axes(x: np.ndarray, what: str, at: str, tokens: bool) -> np.ndarray:
 def _channels_first(shape: tuple[int, ...], at: str, channels: str | None) -> tuple[int, ...] | None:
     """Order of the axes that makes (n, C, H, W) of images; None if they already have it."""
     _, first, middle, last = shape
-    usual = [size in CHANNELS for size in (first, last)]
-    if channels is None and usual[0] == usual[1]:
-        if first == last and (first, middle) != (1, 1):
+    is_last = channels == "last"
+    if channels is None:
+        is_usual = first in CHANNELS, last in CHANNELS
+        is_square = middle == last, first == middle
+        if is_usual[0] != is_usual[1]:
+            is_last = is_usual[1]
+        elif is_square[0] != is_square[1]:
+            is_last = is_square[1]
+        elif (all(is_usual) or first == last) and shape[1:] != (1, 1, 1):
             raise UserError(
-                f"{at} has x_train of shape {shape}, in which the channels may be the second or the last axis; give "
-                "(n, C, H, W) and `channels: first`"
+                f"{at} has x_train of shape {shape}, in which the channels may be the second or the last axis; set "
+                "`channels` to first or last (a key of the source npz, or of the dictionary that your function returns)"
             )
-        usual = [first <= last, last < first]
-    is_last = channels == "last" if channels else usual[1]
+        else:
+            is_last = last < first
     return (0, 3, 1, 2) if is_last else None
 
 
@@ -193,7 +231,7 @@ def _stored_type(x: np.ndarray, what: str, at: str, tokens: bool) -> np.dtype:
     return np.dtype(np.uint8) if high < 256 else TOKEN_TYPE
 
 
-def _check_finite(x: np.ndarray, rows: np.ndarray | None, what: str, at: str) -> None:
+def _check_finite(x: np.ndarray, rows: np.ndarray | None, what: str, at: str, columns: Sequence[str]) -> None:
     if x.dtype != np.float32:
         return
     for part in blocks(x):
@@ -202,11 +240,48 @@ def _check_finite(x: np.ndarray, rows: np.ndarray | None, what: str, at: str) ->
             sample, *place = (int(index) for index in np.argwhere(~finite)[0])
             sample += part.start
             original = sample if rows is None else int(rows[sample])
-            feature = f", feature {place[0]}" if len(place) == 1 else f", position {tuple(place)}"
+            where = _feature(place[0], columns) if len(place) == 1 else f"position {tuple(place)}"
             raise UserError(
-                f"{at} has NaN, infinity or a number above 3e38 in {what}, sample {original}{feature}; remove the "
+                f"{at} has NaN, infinity or a number above 3e38 in {what}, sample {original}, {where}; remove the "
                 "sample or replace the value"
             )
+
+
+def _feature(number: int, columns: Sequence[str]) -> str:
+    return f"column {columns[number]!r}" if columns else f"feature {number}"
+
+
+def _check_digits(
+    x: np.ndarray, axes: tuple[int, ...] | None, what: str, at: str, columns: Sequence[str] = (), word: str = ""
+) -> None:
+    """Raises UserError when float32 rounds away the digits in which the samples of a feature or channel differ.
+
+    x: finite, as given. axes: order of the axes that makes (n, C, H, W) of images. word: for messages, instead of
+    feature.
+    """
+    if x.dtype.itemsize < 4 or x.dtype == np.float32:
+        return
+    channel = 1 if axes is None else axes[1]
+    others = tuple(axis for axis in range(x.ndim) if axis != channel)
+    shift = x[:1].astype(np.float64).mean(others, keepdims=True)
+    total, squares, errors = (np.zeros(shift.shape) for _ in range(3))
+    for part in blocks(x):
+        block = x[part].astype(np.float64)
+        errors += np.square(block - block.astype(np.float32)).sum(others, keepdims=True)
+        block -= shift
+        total += block.sum(others, keepdims=True)
+        squares += np.square(block, out=block).sum(others, keepdims=True)
+    count = x.size / x.shape[channel]
+    mean, deviation = shift + total / count, np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
+    lost = (np.sqrt(errors / count) > ROUNDING * deviation) & (deviation > NOISE * np.abs(mean))
+    if lost.any():
+        number = int(lost.argmax())
+        where = f"{word} {number}" if word else _feature(number, columns)
+        raise UserError(
+            f"{at} has values in {what}, {where}, that differ in digits which float32 does not keep: their mean is "
+            f"{mean.flat[number]:.6g} and their standard deviation {deviation.flat[number]:.3g}; subtract a constant "
+            "from them, such as the smallest value, or leave them out"
+        )
 
 
 def _normalisation(x: np.ndarray, at: str, tokens: bool, mean: Any, std: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -276,10 +351,16 @@ def _targets(labels: dict[str, np.ndarray], at: str, class_names: Any, vocabular
     if first.ndim > 2 or any(y.dtype.kind in "UT" for y in labels.values()):
         raise UserError(f"{at} has y_train of {first.dtype} {first.shape}; give one or several numbers for each sample")
     if is_number:
+        if class_names is not None:
+            raise UserError(
+                f"{at} has `class_names`, but floats as labels, which are the numbers of a regression; give whole "
+                "numbers or text as labels"
+            )
         for part, y in labels.items():
             if not np.isfinite(y).all():
                 wrong = int(np.argwhere(~np.isfinite(y))[0, 0])
                 raise UserError(f"{at} has NaN or infinity in y_{part}, sample {wrong}; remove the sample")
+        _check_digits(first.reshape(len(first), -1), None, "y_train", at, word="target")
         return _Targets("numbers", {part: y.astype(np.float32) for part, y in labels.items()}, width)
     ys = {part: y.astype(np.int64) for part, y in labels.items()}
     if vocabulary:
@@ -345,16 +426,17 @@ def _owners(splits: dict[str, RawSplit], sizes: dict[str, int], at: str) -> dict
                 f"{at} has {sizes[part]} samples in x_{part} and clients of shape {clients.shape}; give one client for "
                 "each sample"
             )
-        if clients.dtype.kind == "f":
-            if not np.isfinite(clients).all():
-                raise UserError(
-                    f"{at} has no client for {part} sample {int(np.argmin(np.isfinite(clients)))}; give it one"
-                )
-            clients = clients.astype(np.int64)
+        if clients.dtype.kind == "f" and not np.isfinite(clients).all():
+            raise UserError(f"{at} has no client for {part} sample {int(np.argmin(np.isfinite(clients)))}; give it one")
         if part == "train":
             ids, numbers = np.unique(clients, return_inverse=True)
         elif ids is None:
             raise UserError(f"{at} has clients of test samples, but none of training samples; give both")
+        elif (clients.dtype.kind in "UT") != (ids.dtype.kind in "UT"):
+            raise UserError(
+                f"{at} has clients of training samples of {ids.dtype} and of test samples of {clients.dtype}; give "
+                "them one type"
+            )
         else:
             places = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
             numbers = np.where(ids[places] == clients, places, -1)
