@@ -120,6 +120,38 @@ def mistake_in(dataset: Any) -> str | None:
             f"names {len(dataset.class_names)} classes but has {dataset.classes}; give class_names one name for "
             "each class"
         )
+    return _mistake_in_units(dataset)
+
+
+UNITS = 20
+"""Ratio of a feature's own mean or deviation to the given one from which the units differ; 0 to 1 instead of 0 to 255
+gives about 255."""
+
+
+def _mistake_in_units(dataset: Dataset) -> str | None:
+    """Finds a `mean` and `std` that do not fit, such as those for pixels from 0 to 1 with pixels up to 255."""
+    if dataset.is_tokens or not len(dataset.x_train):
+        return None
+    rows = np.linspace(0, len(dataset.x_train) - 1, min(len(dataset.x_train), 500)).astype(int)
+    x = dataset.x_train[rows].astype(np.float64)
+    axes = (0, 2, 3) if x.ndim == 4 else 0
+    for word, value, own in (("std", dataset.std, x.std(axes)), ("mean", dataset.mean, x.mean(axes))):
+        try:
+            given = np.broadcast_to(np.asarray(value, np.float64), x.shape[1:])
+        except (ValueError, TypeError):
+            return (
+                f"has a `{word}` that does not broadcast against samples of shape {x.shape[1:]}; give one number each"
+            )
+        if not np.isfinite(given).all() or (word == "std" and not (given > 0).all()):
+            return f"has a `{word}` with NaN, infinity or a deviation that is not above 0; replace it, such as by 1"
+        computed = np.broadcast_to(own.reshape(-1, 1, 1) if x.ndim == 4 else own, given.shape)
+        is_far = (given > 0) & (given < 1) & (computed > UNITS * given)
+        if is_far.any() and (word == "std" or dataset.x_train.dtype == np.uint8):
+            at = tuple(np.argwhere(is_far)[0])
+            return (
+                f"has `{word}` {given[at]:.4g} for samples whose own is {computed[at]:.4g}; give `mean` and `std` in "
+                "the units of the samples: for uint8 images, 255 times those for pixels from 0 to 1"
+            )
     return None
 
 

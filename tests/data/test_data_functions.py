@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,30 @@ def test_arrays_come_with_what_is_known_about_them(monkeypatch):
     assert set(data.train_clients) == {0, 1, 2, 3}
     tokens = returns({"x_train": np.arange(600).reshape(60, 10), "y_train": Y, "tokens": True}, monkeypatch)
     assert (tokens.is_tokens, tokens.x_train.dtype) == (True, np.int32)
+
+
+@pytest.mark.parametrize("shape", [(60, 8, 8), (60, 8, 8, 3), (60, 64)])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_mean_and_std_for_other_units_are_refused(shape, is_own, monkeypatch):
+    x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+    def data(mean, std):
+        arrays = {"x_train": x, "y_train": Y, "x_test": x, "y_test": Y, "mean": mean, "std": std}
+        made = returns({**arrays, "mean": 0.0, "std": 1.0}, monkeypatch)
+        assert made.std.max() == 1
+        return replace(made, mean=np.float32(mean), std=np.float32(std)) if is_own else arrays
+
+    made = returns(data(255 * 0.5, 255 * 0.25), monkeypatch)
+    assert (set(made.mean.flat), set(made.std.flat)) == ({127.5}, {63.75})
+    for mean, std, word in ((0.5, 0.25, "std"), (0, 0.3, "std"), (0.13, 60, "mean")):
+        with pytest.raises(UserError, match=rf"name: made.load has `{word}` \d\S+ for samples whose own is [67891]\d+"):
+            returns(data(mean, std), monkeypatch)
+    if shape == (60, 64):
+        return
+    # Nearly black, in the units of the pixels.
+    x[:] = 0
+    x[::4, 0, 0] = 1
+    assert set(returns(data(0.01, 0.1), monkeypatch).std.flat) == {np.float32(0.1)}
 
 
 def test_a_data_set_is_taken_as_it_is(monkeypatch):

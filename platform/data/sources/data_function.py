@@ -54,10 +54,12 @@ class DataFunction(Source):
         """
         at = f"task.data.name: {self.name}"
         result = self._call(root)
-        if isinstance(result, Dataset):
-            if problem := mistake_in(result):
-                raise UserError(f"{at} {problem}")
-            return result
+        dataset = result if isinstance(result, Dataset) else self._built(result, at)
+        if problem := mistake_in(dataset):
+            raise UserError(f"{at} {problem}")
+        return dataset
+
+    def _built(self, result: Any, at: str) -> Dataset:
         # Otherwise the arrays x and y, or the parts train and test, would be two clients of these names.
         if isinstance(result, Mapping) and result.keys() & (ARRAYS | SHORT.keys() | {"test_x", "test_y"}):
             train, test, hints = _of_arrays(result, at)
