@@ -1,9 +1,14 @@
 """Folders of images as data sets come: what is a class, what is tested, what becomes of an image's sides."""
 
 import shutil
+import struct
+import tracemalloc
+import zipfile
+import zlib
 
 import numpy as np
 import pytest
+from damaged_files import flipped
 from PIL import Image
 
 from hedgerow.platform.common.errors import UserError
@@ -130,3 +135,104 @@ def test_of_an_image_the_shorter_side_is_resized_and_the_middle_cropped(tmp_path
         wanted.append({"a": whole[:, :, 2:4], "b": whole[:, 2:4], "c": whole}[label])
     laid_out(tmp_path / "x", ["test/a/1.png"])
     assert (folder_of(tmp_path, size=2).x_train == np.stack(wanted)).all()
+
+
+# ---- damaged files ---------------------------------------------------------------------------------------------------
+
+
+def refusal(root, **options):
+    with pytest.raises(UserError) as caught:
+        folder_of(root, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def png(width, height):
+    """A small file of a black image; its pixels are there for up to 10 million."""
+    rows = zlib.compress(bytes(min(height * (width + 1), 10**7)), 9)
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", rows), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """Writes a zip of pictures of two classes; further members as given."""
+
+    def packed(members=(), name="x.zip", **options):
+        laid_out(tmp_path, [f"spare/{label}/{i}.png" for label in "ab" for i in range(5)])
+        with zipfile.ZipFile(tmp_path / name, "w", **options) as archive:
+            for file in sorted((tmp_path / "spare").rglob("*.png")):
+                archive.write(file, file.relative_to(tmp_path / "spare"))
+            for member, content in members:
+                archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+        return tmp_path / name
+
+    return packed
+
+
+def test_damaged_encrypted_and_oddly_packed_members_are_refused(tmp_path, packed):
+    """Each flag and number is at its place in the member's header (APPNOTE.TXT, 4.3.7 and 4.3.12)."""
+    sound = packed().read_bytes()
+    local, central = sound.index(b"PK\x03\x04"), sound.index(b"PK\x01\x02")
+    changes = {
+        "password required": [(local + 6, 1), (central + 8, 1)],
+        "compression method is not supported": [(local + 8, 99), (central + 10, 99)],
+        "Bad CRC-32": [(local + 60, sound[local + 60] ^ 16)],
+        "zip file version": [(central + 6, 99)],
+    }
+    for reason, bytes_ in changes.items():
+        damaged = bytearray(sound)
+        for place, value in bytes_:
+            damaged[place] = value
+        (tmp_path / "damaged.zip").write_bytes(damaged)
+        message = refusal(tmp_path, name="damaged.zip")
+        assert message.startswith("task.data.path: ")
+        assert reason in message
+    assert len(folder_of(tmp_path, "x.zip").x_train) == 8
+
+
+def test_any_damage_to_a_zip_is_a_sentence_or_harmless(tmp_path, packed):
+    sound = packed(compression=zipfile.ZIP_DEFLATED).read_bytes()
+    whole = folder_of(tmp_path, "x.zip")
+    rng = np.random.default_rng(0)
+    refused = 0
+    for trial in range(300):
+        damaged = flipped(sound, int(rng.integers(8 * len(sound)))) if trial % 3 else sound[: rng.integers(len(sound))]
+        (tmp_path / "damaged.zip").write_bytes(damaged)
+        try:
+            data = ImageFolder(path="damaged.zip").load(tmp_path)
+        except UserError:
+            refused += 1
+        else:
+            # Names and unused fields of a zip have no checksum.
+            assert set(data.x_train[:, 0, 0, 0]) | set(data.x_test[:, 0, 0, 0]) <= set(range(10))
+    assert refused > 150
+    assert len(whole.x_train) == 8
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_sizes_are_looked_at_before_anything_is_unpacked(tmp_path, packed, monkeypatch):
+    (tmp_path / "x" / "a").mkdir(parents=True)
+    for width, height in ((30_000, 30_000), (13_000, 13_000), (9000, 6000)):
+        (tmp_path / "x" / "a" / "0.png").write_bytes(png(width, height))
+        tracemalloc.start()
+        message = refusal(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 2e7
+        tracemalloc.stop()
+        assert "a/0.png" in message
+        assert "; make it smaller or remove it" in message
+    packed([("a/big.png", bytes(2 * 10**8))])
+    message = refusal(tmp_path, name="x.zip")
+    assert "task.data.path: a/big.png in" in message
+    assert "MB and would become 200 MB; if that is right, unpack the file" in message
+    # A photograph of 24 million pixels has a few MB. A blank one is small, and harmless.
+    (tmp_path / "x" / "a" / "0.png").write_bytes(png(3000, 3000))
+    laid_out(tmp_path, ["x/b/0.png"])
+    assert folder_of(tmp_path, size=4, test_fraction=0.1).x_train.shape == (2, 3, 4, 4)
+    # Together they would not fit.
+    free = "hedgerow.platform.common.memory.system_memory"
+    monkeypatch.setattr(free, lambda: 2e8)
+    laid_out(tmp_path, ["x/c/0.png"])
+    assert "the images under" in refusal(tmp_path, size=4000)

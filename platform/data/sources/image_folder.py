@@ -4,14 +4,16 @@ import io
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 from pydantic import Field
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.memory import require
 from hedgerow.platform.data.dataset import Dataset, image_dataset, stratified_split
 from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.data.zip_members import UNREADABLE, opened, require_plausible
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -89,10 +91,18 @@ def read_images(path: Path, size: int | None) -> dict[str, list[tuple[str, np.nd
     """Class and RGB pixels of each image for training ("train") and for testing ("test"). Raises UserError."""
     placed = _placed(path)
     images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
+    first = None
     for name, read in members(path):
         if name in placed:
             part, label = placed[name]
-            images[part].append((label, pixels(path, name, read(), size)))
+            image = pixels(path, name, read, size)
+            if first is None:
+                first = image
+                # Once as a list, and once as an array.
+                require(2 * len(placed) * image.nbytes, f"task.data.size: the images under {path}", "set a smaller one")
+            if image.shape != first.shape:
+                raise _different_sizes(path)
+            images[part].append((label, image))
     return images
 
 
@@ -140,7 +150,13 @@ def _annotated(path: Path) -> dict[PurePosixPath, str]:
     """Class of each image that an annotation file names."""
     annotations = {}
     for name, read in members(path, lambda name: name.name == ANNOTATIONS):
-        for line in read().decode(errors="replace").splitlines():
+        try:
+            text = read().decode(errors="replace")
+        except UNREADABLE as error:
+            raise UserError(
+                f"task.data.path: {path}: {name} cannot be read ({one_line(error)}); restore or remove it"
+            ) from None
+        for line in text.splitlines():
             image, label, *_ = [*line.split("\t"), "", ""]
             annotations[name.parent / "images" / image] = label
     return annotations
@@ -151,31 +167,58 @@ def _is_image(name: PurePath) -> bool:
 
 
 def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> Iterator[Member]:
-    """Images, or other `wanted` files, in the order of their names; an image's name includes at least its class."""
+    """Images, or other `wanted` files, in the order of their names; an image's name includes at least its class.
+
+    The function of a member returns its content. It raises UserError, or one of `UNREADABLE` if the member is damaged.
+    """
     if path.is_dir():
         files = [(PurePosixPath(p.relative_to(path).as_posix()), p.read_bytes) for p in path.rglob("*") if p.is_file()]
         yield from sorted((m for m in files if wanted(m[0])), key=lambda m: m[0])
         return
     try:
-        with ZipFile(path) as archive:
-            for name in sorted(archive.namelist()):
-                if wanted(PurePosixPath(name)):
-                    yield PurePosixPath(name), lambda name=name: archive.read(name)  # type: ignore[misc]
-    except BadZipFile:
+        archive = ZipFile(path)
+    except UNREADABLE as error:
         raise UserError(
-            f"task.data.path: {path} is neither a folder nor a complete zip file; unpack it or download it again"
+            f"task.data.path: {path} is neither a folder nor a complete zip file ({one_line(error)}); unpack it or "
+            "download it again"
         ) from None
+    with archive:
+        for name in sorted({name for name in archive.namelist() if not name.endswith("/")}):
+            if wanted(PurePosixPath(name)):
+                yield PurePosixPath(name), lambda name=name: _unpacked(archive, name)  # type: ignore[misc]
 
 
-def pixels(path: Path, name: PurePosixPath, content: bytes, size: int | None) -> np.ndarray:
+def _unpacked(archive: ZipFile, name: str) -> bytes:
+    with opened(archive, name, "task.data.path") as member:
+        return member.read()
+
+
+def pixels(path: Path, name: PurePosixPath, read: Callable[[], bytes], size: int | None) -> np.ndarray:
     """Image as RGB, (3, H, W) uint8: the shorter side is resized and the centre cropped. Raises UserError."""
     # Imported here, since processes that read the cache do not need it.
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
-        return resized(Image.open(io.BytesIO(content)), size)
-    except (UnidentifiedImageError, OSError):
-        raise UserError(f"task.data.path: {path}: {name} is not a readable image; replace or remove it") from None
+        content = read()
+        image = Image.open(io.BytesIO(content))
+        require_plausible(
+            3 * image.width * image.height,
+            len(content),
+            f"task.data.path: {path}: {name}, of {image.width} x {image.height} pixels,",
+            "make it smaller or remove it",
+        )
+        return resized(image, size)
+    except (UserError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise UserError(
+            f"task.data.path: {path}: {name} has too many pixels ({one_line(error)}); make it smaller or remove it"
+        ) from None
+    except Exception as error:
+        # Readers of image formats raise many kinds of errors for damaged files.
+        raise UserError(
+            f"task.data.path: {path}: {name} is not a readable image ({one_line(error)}); replace or remove it"
+        ) from None
 
 
 def resized(image: "Image", size: int | None) -> np.ndarray:
@@ -191,12 +234,13 @@ def resized(image: "Image", size: int | None) -> np.ndarray:
 
 def stacked(path: Path, images: list[np.ndarray]) -> np.ndarray:
     """Images as one array. Raises UserError if they have different sizes."""
-    shapes = {x.shape for x in images}
-    if len(shapes) > 1:
-        raise UserError(
-            f"task.data.size: the images under {path} have {len(shapes)} different sizes; set one size, such as 32"
-        )
+    if len({x.shape for x in images}) > 1:
+        raise _different_sizes(path)
     return np.stack(images)
+
+
+def _different_sizes(path: Path) -> UserError:
+    return UserError(f"task.data.size: the images under {path} have different sizes; set one size, such as 32")
 
 
 def _stack(path: Path, images: list[tuple[str, np.ndarray]], names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

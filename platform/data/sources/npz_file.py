@@ -1,8 +1,10 @@
 """NumPy arrays in an .npz file, or in a folder of .npy files, which are mapped into memory."""
 
+from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Literal
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +15,7 @@ from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.mapped_arrays import BLOCK, empty
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.data.zip_members import UNREADABLE, opened
 
 
 class NpzFile(Source):
@@ -77,8 +80,10 @@ def array_names(path: Path) -> list[str]:
         try:
             with ZipFile(path) as archive:
                 names = [name.removesuffix(".npy") for name in archive.namelist()]
-        except BadZipFile:
-            raise UserError(f"task.data.path: {path} is not an .npz file; write it with numpy.savez") from None
+        except UNREADABLE as error:
+            raise UserError(
+                f"task.data.path: {path} is not an .npz file ({one_line(error)}); write it with numpy.savez"
+            ) from None
     else:
         names = []
     if not names:
@@ -98,8 +103,11 @@ def read_array(path: Path, names: list[str], name: str, key: str) -> np.ndarray:
         raise UserError(f"{key}: {path} has no array {name!r}{nearest(name, names)} (arrays: {', '.join(names)})")
     try:
         if path.is_dir():
-            return np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        with ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
+            file = path / f"{name}.npy"
+            mapped = np.load(file, mmap_mode="r", allow_pickle=False)
+            require_length(mapped.nbytes, file.stat().st_size - mapped.offset)
+            return mapped
+        with ZipFile(path) as archive, opened(archive, f"{name}.npy", key) as member:
             version = np.lib.format.read_magic(member)
             header = {
                 (1, 0): np.lib.format.read_array_header_1_0,
@@ -108,15 +116,24 @@ def read_array(path: Path, names: list[str], name: str, key: str) -> np.ndarray:
             shape, is_fortran, dtype = header(member)
             if dtype.hasobject:
                 raise ValueError("it holds Python objects")
+            require_length(prod(shape) * dtype.itemsize, archive.getinfo(f"{name}.npy").file_size - member.tell())
             array = empty(shape[::-1] if is_fortran else shape, dtype)
             flat = array.reshape(-1).view(np.uint8)
             for start in range(0, len(flat), BLOCK):
                 part = flat[start : start + BLOCK]
                 content = member.read(len(part))
+                if len(content) < len(part):
+                    raise ValueError("it is cut off")
                 part[:] = np.frombuffer(content, np.uint8)
             return array.T if is_fortran else array
-    except (OSError, ValueError, KeyError, BadZipFile, EOFError) as error:
+    except (*UNREADABLE, SyntaxError, TokenError) as error:
         raise UserError(
             f"{key}: the array {name!r} of {path} cannot be read ({one_line(error)}); write it again, with numbers or "
             "text of a fixed type"
         ) from None
+
+
+def require_length(announced: int, present: int) -> None:
+    """Raises ValueError unless an array has as many bytes as its header says."""
+    if announced != present:
+        raise ValueError(f"its header announces {announced} bytes, and {present} follow")

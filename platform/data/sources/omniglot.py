@@ -32,7 +32,7 @@ class Omniglot(Source):
             for name, read in members(archive):
                 label = "/".join(name.parts[-3:-1])
                 if (label, name.name) not in drawings:
-                    drawings[label, name.name] = 255 - pixels(archive, name, read(), self.size)[:1]
+                    drawings[label, name.name] = 255 - pixels(archive, name, read, self.size)[:1]
         names = tuple(sorted({label for label, _ in drawings}))
         numbers = {label: number for number, label in enumerate(names)}
         x = np.stack(list(drawings.values()))
