@@ -1,7 +1,10 @@
 """Tables of one's own, in CSV and Parquet files."""
 
+import gzip
+
 import numpy as np
 import pandas as pd
+import pyarrow.parquet
 import pytest
 from own_formats import CLIENTS, X, Y, accuracy, loaded, refusal
 
@@ -83,6 +86,171 @@ def test_lists_in_parquet_and_other_separators_in_csv(tmp_path):
     TABLE.to_csv(tmp_path / "semicolons.csv", index=False, sep=";")
     data = loaded(tmp_path, name="csv", path="semicolons.csv", separator=";", label="number", features=["x1"])
     assert data.sample_shape == (1,)
+
+
+def csv_of(folder, *rows, name="table.csv", separator=","):
+    (folder / name).write_text("\n".join(separator.join(map(str, row)) for row in rows) + "\n")
+    return name
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["007", "7", "070", "70"], ["1e2", "100", "1e3", "1000"], ["True", "true", "False", "false"],
+        ["9007199254740992", "9007199254740993", "12345678901234567890", "12345678901234567891"],
+        ["1.2", "1.20", "1.7", "-1.2"], ["0x10", "16", "1_6", "+16"], ["1", "2", "10", "-3"], ["1", "a", "01", "10"],
+    ],
+)  # fmt: skip
+def test_ids_in_csv_files_are_as_different_as_their_text(tmp_path, ids):
+    x = np.arange(60) * 1.0
+    path = csv_of(tmp_path, ["v", "y", "who"], *([x[i], i % 2, ids[i % 4]] for i in range(60)))
+    test = csv_of(tmp_path, ["v", "y", "who"], [0, 0, ids[3]], [0, 1, f" {ids[2]}"], [0, 1, 99], name="test.csv")
+    data = loaded(tmp_path, name="csv", path=path, label="y", client="who", test=test)
+    order = sorted(ids, key=int if ids == ["1", "2", "10", "-3"] else None)
+    assert data.train_clients.tolist() == [order.index(ids[i % 4]) for i in range(60)]
+    assert data.test_clients.tolist() == [order.index(ids[3]), order.index(ids[2]), -1]
+    # The same as a category, and as a label.
+    test = csv_of(tmp_path, ["v", "y", "who"], *([0, i % 2, ids[i % 4]] for i in range(4)), name="test.csv")
+    data = loaded(tmp_path, name="csv", path=path, label="y", one_hot=["who"], test=test)
+    assert data.x_train[:, 1:].tolist() == np.eye(4)[[order.index(ids[i % 4]) for i in range(60)]].tolist()
+    assert np.array_equal(data.x_test[:, 1:], data.x_train[:4, 1:])
+
+
+def test_labels_in_csv_files_are_of_one_type_in_all_files(tmp_path):
+    def read(train, test):
+        csv_of(tmp_path, ["v", "y"], *([i, label] for i, label in enumerate(train * 10)))
+        csv_of(tmp_path, ["v", "y"], *([i, label] for i, label in enumerate(test)), name="test.csv")
+        data = loaded(tmp_path, name="csv", path="table.csv", label="y", test="test.csv")
+        return data.targets, data.class_names, data.y_train[: len(train)].tolist(), data.y_test.tolist()
+
+    assert read(["10", "9", " 9"], ["9"]) == ("classes", ("9", "10"), [1, 0, 0], [0])
+    assert read(["01", "1", "10"], ["1"]) == ("classes", ("01", "1", "10"), [0, 1, 2], [1])
+    assert read(["1", "2"], ["other"]) == ("classes", ("1", "2", "other"), [0, 1], [2])
+    assert read(["true", "false"], ["true"]) == ("classes", ("False", "True"), [1, 0], [1])
+    assert read(["1", "2"], ["1e2", "-.5"]) == ("numbers", (), [1, 2], [100, -0.5])
+    assert read(["1.0", "2.0"], ["1"]) == ("numbers", (), [1, 2], [1])
+    table = pd.DataFrame({"v": X[:, 0], "a": Y > 0, "b": Y > 1})
+    path = write(tmp_path, "csv", table)
+    data = loaded(tmp_path, name="csv", path=path, label=["a", "b"], test=path)
+    assert (data.targets, data.y_train.tolist()) == ("labels", np.stack([Y > 0, Y > 1], 1).astype(int).tolist())
+
+
+def test_lists_are_labels_of_parquet_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROWS", 7)
+    for kind, y in (("labels", np.eye(3, dtype=int)[Y]), ("numbers", X)):
+        path = write(tmp_path, "parquet", pd.DataFrame({"v": X[:, 0], "tags": list(y), "one": y[:, 0]}))
+        data = loaded(tmp_path, name="parquet", path=path, label="tags", features=["v"], test=path)
+        assert data.targets == kind
+        assert np.array_equal(data.y_train, y.astype(data.y_train.dtype))
+        data = loaded(tmp_path, name="parquet", path=path, label=["one", "tags"], features=["v"], test=path)
+        assert np.array_equal(data.y_train, np.c_[y[:, 0], y].astype(data.y_train.dtype))
+    for tags, sentence in (
+        ([[0, 1][: 1 + i // 30] for i in range(60)], "has lists of different lengths; give every row as many"),
+        ([[0, 1][: 1 + i % 2] for i in range(60)], "task.data.label: column 'tags' of"),
+        ([["a", "b"]] * 60, "has y_train of <U1 (60, 2); give one or several numbers for each sample"),
+        ([{"a": 1}] * 60, "has a value of type dict among objects in y_train, entry 0"),
+        ([[[0], [1]]] * 60, "has a value of type ndarray among objects in y_train, entry 0"),
+    ):
+        path = write(tmp_path, "parquet", pd.DataFrame({"v": X[:, 0], "tags": tags}))
+        assert sentence in refusal(tmp_path, name="parquet", path=path, label="tags", test=path)
+        wrong = refusal(tmp_path, name="parquet", path=path, label="v", one_hot=["tags"])
+        assert wrong.startswith("task.data.one_hot: column 'tags' of")
+        assert wrong.endswith("; give numbers or text")
+    days = pd.date_range("2020-01-01", periods=60)
+    path = write(tmp_path, "parquet", pd.DataFrame({"v": X[:, 0], "day": days, "y": Y}))
+    assert "has values of type datetime64" in refusal(tmp_path, name="parquet", path=path, label="y", client="day")
+
+
+def test_an_index_is_no_feature_unless_it_is_named(tmp_path, capsys):
+    table = TABLE[["x0", "x1", "number"]].sample(frac=1, random_state=0)
+    table.to_parquet(tmp_path / "a.parquet")
+    table.set_index("x1").to_parquet(tmp_path / "named.parquet")
+    TABLE.set_index("ward")[["x0", "x1", "number"]].to_parquet(tmp_path / "client.parquet")
+    table.to_csv(tmp_path / "a.csv")
+    pd.read_csv(tmp_path / "a.csv").to_csv(tmp_path / "twice.csv")
+    for path, features, index in (
+        ("a.parquet", ["x0", "x1"], "__index_level_0__"),
+        ("named.parquet", ["x0"], "x1"),
+        ("a.csv", ["x0", "x1"], "Unnamed: 0"),
+        ("twice.csv", ["x0", "x1"], "Unnamed: 0.1"),
+    ):
+        kind = path.rpartition(".")[2]
+        data = loaded(tmp_path, name=kind, path=path, label="number", test=path)
+        assert np.array_equal(data.x_train, table[features].to_numpy(np.float32))
+        assert f"the index {index!r} of {tmp_path / path} is not used; name it if" in capsys.readouterr().err
+        data = loaded(tmp_path, name=kind, path=path, label="number", test=path, features=[index])
+        assert data.sample_shape == (1,)
+        assert not capsys.readouterr().err
+    data = loaded(tmp_path, name="parquet", path="client.parquet", label="number", client="ward", test="client.parquet")
+    assert data.train_clients.tolist() == np.unique(CLIENTS, return_inverse=True)[1].tolist()
+    assert data.sample_shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (["1,000,52,well"], "(line 4 has 4 fields, and the header has 3; a field that contains ',' needs quotation"),
+        (["1,well"], "(line 4 has 2 fields, and the header has 3;"),
+        (['"a', 'b",2,3', "", "1,2,3,4"], "(line 7 has 4 fields, and the header has 3;"),
+    ],
+)
+def test_a_row_with_other_fields_than_the_header_is_refused(tmp_path, rows, sentence):
+    (tmp_path / "a.csv").write_text("\n".join(["v,w,y", "1,2,ill", "3,4,well", *rows, "5,6,ill", ""]))
+    for settings in ({"features": ["v"]}, {}):
+        found = refusal(tmp_path, name="csv", path="a.csv", label="y", **settings)
+        assert found.startswith(f"task.data.path: {tmp_path / 'a.csv'} is not a readable CSV file {sentence}")
+    # Every row is longer than the header: pandas takes the first column for an index.
+    (tmp_path / "a.csv").write_text("v,y\n" + "1,2,ill\n" * 9)
+    assert "line 2 has 3 fields, and the header has 2" in refusal(tmp_path, name="csv", path="a.csv", label="y")
+    (tmp_path / "a.csv").write_text("v,y,v\n" + "1,2,3\n" * 9)
+    assert "(two columns are named 'v'); write it again" in refusal(tmp_path, name="csv", path="a.csv", label="y")
+    pyarrow.parquet.write_table(pyarrow.table([[1.0], [2.0], [3]], ["v", "v", "y"]), tmp_path / "a.parquet")
+    assert "(two columns are named 'v')" in refusal(tmp_path, name="parquet", path="a.parquet", label="y")
+
+
+def test_unusual_csv_files_are_read(tmp_path):
+    """With a mark of the byte order, quotation marks, empty lines and compression."""
+    text = '\ufeffv,"y"\r\n\r\n' + '1.5,"a, ""b"""\r\n  \r\n2.5,"c\nd"\r\n' * 10
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8", newline="")
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
+    for path in ("a.csv", "a.csv.gz"):
+        data = loaded(tmp_path, name="csv", path=path, label="y", test=path)
+        assert data.class_names == ('a, "b"', "c\nd")
+        assert data.x_train.ravel().tolist() == [1.5, 2.5] * 10
+
+
+def test_what_counts_as_missing_is_named(tmp_path):
+    rows = [[i, "NA" if i == 3 else "FR", "DE"] for i in range(9)]
+    path = csv_of(tmp_path, ["v", "country", "y"], *rows)
+    for settings in ({"label": "country"}, {"label": "y", "client": "country"}, {"label": "y", "one_hot": ["country"]}):
+        found = refusal(tmp_path, name="csv", path=path, **settings)
+        assert f"column 'country' of {tmp_path / path} has 'NA', which counts as a missing value, in row 4; " in found
+        assert found.endswith("or remove the row or the column, or write it in another way if it is text")
+    # In a Parquet file, text is text.
+    path = write(tmp_path, "parquet", pd.DataFrame(rows, columns=["v", "country", "y"]))
+    assert loaded(tmp_path, name="parquet", path=path, label="country", features=["v"]).class_names == ("FR", "NA")
+
+
+def test_one_value_in_two_spellings_is_refused(tmp_path):
+    path = csv_of(tmp_path, ["v", "who", "y"], *([i, i % 3, i % 2] for i in range(9)))
+    test = csv_of(tmp_path, ["v", "who", "y"], [0, "1.0", 1], name="test.csv")
+    for settings in ({"client": "who"}, {"one_hot": ["who"]}):
+        found = refusal(tmp_path, name="csv", path=path, test=test, label="y", **settings)
+        assert f"column 'who' of {tmp_path / test} has '1.0', and there is '1', too; write a value in one way" in found
+
+
+def test_digits_that_float32_does_not_keep_are_refused(tmp_path, kind):
+    seconds = 1_700_000_000 + 40 * Y
+    path = write(tmp_path, kind, TABLE.assign(seconds=seconds))
+    settings = {"name": kind, "path": path, "label": "number", "test": path}
+    found = refusal(tmp_path, **settings, features=["x0", "seconds"])
+    assert (
+        "in x_train, column 'seconds', that differ in digits which float32 does not keep: their mean is 1.7e+09"
+        in found
+    )
+    write(tmp_path, kind, TABLE.assign(seconds=seconds - seconds.min()))
+    data = loaded(tmp_path, **settings, features=["seconds"])
+    assert data.x_train.ravel().tolist() == (40 * Y).tolist()
 
 
 @pytest.mark.parametrize(

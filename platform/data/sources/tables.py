@@ -1,6 +1,11 @@
 """Tables with a row for each sample: CSV and Parquet files."""
 
-from collections.abc import Iterator, Sequence
+import csv
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -19,6 +24,16 @@ if TYPE_CHECKING:
 
 ROWS = 20_000
 """Number of rows that are read at a time."""
+
+WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
+"""Whole numbers of 64 bits in their usual spelling."""
+
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+TRUTH_VALUES = ({"False", "True"}, {"false", "true"}, {"FALSE", "TRUE"})
+
+INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: [0-9]+(\.[0-9]+)?")
+"""Columns of an index without a name, as pandas writes and reads them."""
 
 
 class Columns(NamedTuple):
@@ -42,7 +57,7 @@ class _TableSource(Source):
     ending: ClassVar[str]
 
     path: str = Field(min_length=1, description="file, or folder of files, absolute or relative to the data root")
-    label: str | list[str] = Field(description="column of the label, as whole numbers or text")
+    label: str | list[str] = Field(description="column of the label: whole numbers or text, or floats for a regression")
     features: list[str] | None = Field(None, description="columns of the features, in this order; null: all others")
     one_hot: list[str] = Field(
         [], description="features that are categories, as numbers or text: each value becomes a feature of 0 and 1"
@@ -86,7 +101,7 @@ class CsvTable(_TableSource):
 
 
 class ParquetTable(_TableSource):
-    """Your own table in Parquet files: a row for each sample; a column may also hold a list of numbers."""
+    """Your own table in Parquet files: a row for each sample; features and labels may also be lists of numbers."""
 
     ending = "parquet"
 
@@ -110,9 +125,10 @@ def read_tables(
     first = train[0].path
     headers = {file.path: _header(file.path, columns) for file in [*train, *test]}
     used = {*columns.label, *([columns.client] if columns.client else [])}
-    features = columns.features or [column for column in headers[first] if column not in used]
+    index = (_index(first) | set(filter(INDEX.fullmatch, headers[first]))) - used
+    features = columns.features or [column for column in headers[first] if column not in used | index]
     if not features:
-        raise UserError(f"task.data.features: {first} has no columns besides label and client; add features")
+        raise UserError(f"task.data.features: {first} has no columns besides label, client and index; add features")
     if twice := sorted(used & set(features)):
         raise UserError(f"task.data.features: {twice[0]!r} is also the label or the client; remove it from one of them")
     if unknown := [column for column in columns.one_hot if column not in features]:
@@ -128,87 +144,173 @@ def read_tables(
                     f"task.data.{key}: {path} has no column {absent[0]!r}{nearest(absent[0], header)} (columns: "
                     f"{_some(header)})"
                 )
-    outlines = {part: [_outline(file, columns) for file in files] for part, files in (("train", train), ("test", test))}
-    categories = {
-        column: np.unique(
-            np.concatenate([outline.categories[column] for part in outlines.values() for outline in part])
+    for name in sorted(index if columns.features is None else ()):
+        print(
+            f"hedgerow: task.data.features: the index {name!r} of {first} is not used; name it if it is a feature",
+            file=sys.stderr,
         )
+    outlines = {file.path: _outline(file, columns) for file in [*train, *test]}
+    labels = [
+        _of_one_type({path: outline.labels[number] for path, outline in outlines.items()})
+        for number in range(len(columns.label))
+    ]
+    clients = {path: outline.clients for path, outline in outlines.items() if outline.clients is not None}
+    if client:
+        clients = _of_one_type(clients, are_ids=True)
+    for column in [*columns.one_hot, *client]:
+        _check_spelling(column, {path: outline.ids[column] for path, outline in outlines.items()})
+    categories = {
+        column: _values(set().union(*(outline.ids[column] for outline in outlines.values())))
         for column in columns.one_hot
     }
-    splits = []
-    for part, files in (("train", train), ("test", test)):
+    splits, names = [], list[str]()
+    for files in (train, test):
         if files:
-            x = _features(files, sum(len(outline.y) for outline in outlines[part]), features, categories, columns)
-            splits.append(_split(x, outlines[part], f"task.data.label: {files[0].path}"))
-    return build_dataset(name, f"task.data.path: {first}", *splits, test_fraction=test_fraction)
+            rows = sum(outlines[file.path].rows for file in files)
+            x, names = _features(files, rows, features, categories, columns)
+            y = [_joined([column[file.path] for file in files], "label", files[0].path) for column in labels]
+            owners = [clients[file.path] for file in files if file.path in clients]
+            splits.append(
+                RawSplit(
+                    x,
+                    y[0] if len(y) == 1 else np.column_stack(y),
+                    _joined(owners, "client", files[0].path) if owners else None,
+                )
+            )
+    return build_dataset(name, f"task.data.path: {first}", *splits, test_fraction=test_fraction, columns=names)
 
 
 class _Outline(NamedTuple):
-    """All columns of a file except its features."""
+    """All columns of a file except its features. ids: distinct values of categories and of the column of clients."""
 
-    y: np.ndarray
+    rows: int
+    labels: list[np.ndarray]
     clients: np.ndarray | None
-    categories: dict[str, np.ndarray]
+    ids: dict[str, set[Any]]
 
 
 def _outline(file: TablePath, columns: Columns) -> _Outline:
-    needed = [*columns.label, *columns.one_hot, *([columns.client] if columns.client else [])]
+    client = [columns.client] if columns.client else []
+    needed = list(dict.fromkeys([*columns.label, *columns.one_hot, *client]))
     parts: dict[str, list[np.ndarray]] = {column: [] for column in needed}
-    categories: dict[str, set[Any]] = {column: set() for column in columns.one_hot}
+    ids: dict[str, set[Any]] = {column: set() for column in [*columns.one_hot, *client]}
     row = 0
-    for chunk in _chunks(file.path, needed, columns):
+    for chunk in _chunks(file.path, needed, needed, columns):
         for column in needed:
-            _check_complete(chunk[column], column, file.path, row)
-            if column in categories:
-                categories[column] |= set(chunk[column])
-            else:
-                parts[column].append(chunk[column].to_numpy())
+            _check_complete(chunk[column], column, file.path, row, columns)
+            values = chunk[column].to_numpy()
+            if column in ids:
+                key = "client" if column == columns.client else "one_hot"
+                ids[column] |= set(_hashable(values, column, file.path, key))
+            if column not in columns.one_hot:
+                parts[column].append(_stacked(values, column, file.path, "label"))
         row += len(chunk)
-    labels = [_joined(parts[column]) for column in columns.label]
-    y = labels[0] if len(labels) == 1 else np.stack(labels, axis=1)
-    clients = _joined(parts[columns.client]) if columns.client else None
-    if file.client is not None:
-        clients = np.full(len(y), file.client)
-    return _Outline(y, clients, {column: _values(found) for column, found in categories.items()})
+    if columns.client:
+        clients = _joined(parts[columns.client], "client", file.path)
+    else:
+        clients = None if file.client is None else np.full(row, file.client)
+    return _Outline(row, [_joined(parts[column], "label", file.path) for column in columns.label], clients, ids)
 
 
-def _split(x: np.ndarray, outlines: list[_Outline], at: str) -> RawSplit:
-    owners = [outline.clients for outline in outlines if outline.clients is not None]
-    return RawSplit(x, _joined([outline.y for outline in outlines]), _joined(owners) if owners else None)
+def _hashable(values: np.ndarray, column: str, path: Path, key: str) -> np.ndarray:
+    for value in values if values.dtype.kind not in "biuf" else ():
+        if not isinstance(value, str | bool | int | float):
+            raise UserError(
+                f"task.data.{key}: column {column!r} of {path} has values of type {type(value).__name__}, such as "
+                f"{one_line(value)}; give numbers or text"
+            )
+    return values
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _stacked(values: np.ndarray, column: str, path: Path, key: str) -> np.ndarray:
+    """A column of lists as one array, (rows, L); another column as it is."""
+    if values.dtype.kind == "O" and len(values) and isinstance(values[0], np.ndarray | list):
+        try:
+            return np.stack(list(values))
+        except ValueError:
+            raise _uneven(column, path, key) from None
+    return values
+
+
+def _uneven(column: str, path: Path, key: str) -> UserError:
+    return UserError(
+        f"task.data.{key}: column {column!r} of {path} has lists of different lengths; give every row as many numbers"
+    )
+
+
+def _joined(parts: list[np.ndarray], key: str, path: Path) -> np.ndarray:
     """One array; text among numbers makes all of them text."""
     if not parts:
         return np.zeros(0)
+    if len({part.shape[1:] for part in parts if len(part)}) > 1:
+        raise UserError(f"task.data.{key}: {path} has lists of different lengths; give every row as many numbers")
     kinds = {part.dtype.kind == "O" for part in parts if len(part)}
     return np.concatenate([part.astype(str).astype(object) if len(kinds) > 1 else part for part in parts])
 
 
-def _values(found: set[Any]) -> np.ndarray:
+def _of_one_type(parts: dict[Path, np.ndarray], are_ids: bool = False) -> dict[Path, np.ndarray]:
+    """A column of each file, in which the fields of all CSV files become truth values, whole numbers, numbers or text.
+
+    are_ids: different fields stay different: other spellings of numbers, such as `007` and `1e2`, are text.
+    """
+    fields = {path: part for path, part in parts.items() if path.suffix != ".parquet"}
+    if not fields:
+        return parts
+    values, places = np.unique(np.concatenate(list(fields.values())), return_inverse=True)
+    found = set(values)
+    if all(map(WHOLE.fullmatch, found)):
+        values = values.astype(np.int64)
+    elif are_ids:
+        pass
+    elif any(found <= spelled for spelled in TRUTH_VALUES):
+        values = np.array([value.lower() == "true" for value in values])
+    elif all(map(DECIMAL.fullmatch, found)) and not all(value.lstrip("+-").isdecimal() for value in found):
+        values = values.astype(np.float64)
+    ends = np.cumsum([len(part) for part in fields.values()])
+    return parts | dict(zip(fields, np.split(values[places], ends[:-1]), strict=True))
+
+
+def _check_spelling(column: str, values: dict[Path, set[Any]]) -> None:
+    """Raises UserError for `1` and `1.0` as ids in CSV files: pandas writes whole numbers so if some are missing."""
+    fields = set().union(*values.values())
+    for path, found in values.items():
+        for value in found:
+            if isinstance(value, str) and value.endswith(".0") and value[:-2] in fields:
+                raise UserError(
+                    f"task.data.path: column {column!r} of {path} has {value!r}, and there is {value[:-2]!r}, too; "
+                    "write a value in one way everywhere"
+                )
+
+
+def _values(found: Collection[Any]) -> np.ndarray:
     """Distinct values in ascending order; text among numbers makes all of them text."""
-    return np.unique(np.array([str(v) for v in found] if any(isinstance(v, str) for v in found) else list(found)))
+    if not any(isinstance(value, str) for value in found):
+        return np.unique(np.array(list(found)))
+    texts = {str(value) for value in found}
+    return np.array(sorted(texts, key=int if all(map(WHOLE.fullmatch, texts)) else None))
 
 
 def _features(
     files: list[TablePath], rows: int, features: list[str], categories: dict[str, np.ndarray], columns: Columns
-) -> np.ndarray:
-    """Features of all rows, (rows, F) float32."""
-    x, start = None, 0
+) -> tuple[np.ndarray, list[str]]:
+    """Features of all rows, (rows, F) float64, and the column of each."""
+    x, names, start = None, list[str](), 0
     for file in files:
         row = 0
-        for chunk in _chunks(file.path, features, columns):
+        for chunk in _chunks(file.path, features, columns.one_hot, columns):
             parts = []
             for column in features:
                 if column in categories:
                     values = chunk[column].to_numpy()
                     values = values.astype(str) if categories[column].dtype.kind == "U" else values
-                    parts.append((values[:, None] == categories[column]).astype(np.float32))
+                    parts.append((values[:, None] == categories[column]).astype(np.float64))
                 else:
-                    parts.append(_numbers(chunk[column], column, file.path, row))
+                    parts.append(_numbers(chunk[column], column, file.path, row, columns))
             block = np.concatenate(parts, axis=1)
             if x is None:
-                x = empty((rows, block.shape[1]), np.dtype(np.float32))
+                # Not yet float32, which would lose digits that are still needed to check what it loses.
+                x = empty((rows, block.shape[1]), np.dtype(np.float64))
+                names = [column for column, part in zip(features, parts, strict=True) for _ in range(part.shape[1])]
             if block.shape[1] != x.shape[1]:
                 raise UserError(
                     f"task.data.features: {file.path} has lists of different lengths; give every row as many numbers"
@@ -216,30 +318,21 @@ def _features(
             x[start + row : start + row + len(block)] = block
             row += len(block)
         start += row
-    return np.zeros((0, len(features)), np.float32) if x is None else x
+    return (np.zeros((0, len(features))) if x is None else x), names
 
 
-def _numbers(values: "Series[Any]", column: str, path: Path, row: int) -> np.ndarray:
+def _numbers(values: "Series[Any]", column: str, path: Path, row: int, columns: Columns) -> np.ndarray:
     """A column of numbers as (rows, 1), of lists of numbers as (rows, L). row: of the first value. Raises UserError."""
-    _check_complete(values, column, path, row)
-    array = values.to_numpy()
+    _check_complete(values, column, path, row, columns)
+    array = _stacked(values.to_numpy(), column, path, "features")
     if not len(array):
-        return np.zeros((0, 1), np.float32)
-    if array.dtype.kind == "O" and isinstance(array[0], np.ndarray | list):
-        try:
-            array = np.stack(list(array))
-        except ValueError:
-            raise UserError(
-                f"task.data.features: column {column!r} of {path} has lists of different lengths; give every row as "
-                "many numbers"
-            ) from None
+        return np.zeros((0, 1))
     if array.dtype.kind not in "biuf" or array.ndim > 2:
         raise UserError(
             f"task.data.features: column {column!r} of {path} has values that are not numbers, such as "
             f"{_text(array)!r}; name it in task.data.one_hot if it is a category, or leave it out of task.data.features"
         )
-    with np.errstate(over="ignore"):
-        return array.reshape(len(array), -1).astype(np.float32)
+    return array.reshape(len(array), -1).astype(np.float64)
 
 
 def _text(array: np.ndarray) -> Any:
@@ -252,12 +345,16 @@ def _text(array: np.ndarray) -> Any:
     return array[0]
 
 
-def _check_complete(values: "Series[Any]", column: str, path: Path, row: int) -> None:
+def _check_complete(values: "Series[Any]", column: str, path: Path, row: int, columns: Columns) -> None:
     missing = values.isna().to_numpy()
     if missing.any():
+        row += int(missing.argmax())
+        field = _field(path, column, row, columns)
         raise UserError(
-            f"task.data.path: column {column!r} of {path} has no value in row {row + int(missing.argmax()) + 1}; "
-            "fill it in, or remove the row or the column"
+            f"task.data.path: column {column!r} of {path} has "
+            + (f"{field!r}, which counts as a missing value," if field else "no value")
+            + f" in row {row + 1}; fill it in, or remove the row or the column"
+            + (", or write it in another way if it is text" if field else "")
         )
 
 
@@ -272,22 +369,67 @@ def _header(path: Path, columns: Columns) -> list[str]:
     """Names of the columns. Raises UserError."""
     # Imported here, since processes that read the cache do not need them.
     if path.suffix == ".parquet":
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import parquet
 
         try:
-            return list(parquet.read_schema(path).names)
-        except (ArrowInvalid, OSError) as error:
+            names = list(parquet.read_schema(path).names)
+            _check_names(names)
+            return names
+        except (ValueError, OSError) as error:
             raise _unreadable(path, error) from None
     import pandas as pd
 
     try:
+        _check_rows(path, columns.separator)
         return [str(column) for column in pd.read_csv(path, sep=columns.separator, nrows=0).columns]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, csv.Error) as error:
         raise _unreadable(path, error) from None
 
 
-def _chunks(path: Path, wanted: list[str], columns: Columns) -> "Iterator[DataFrame]":
-    """Some columns of a table, a few rows at a time. Raises UserError."""
+def _check_names(header: list[str]) -> None:
+    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+        raise ValueError(f"two columns are named {twice[0]!r}")
+
+
+def _check_rows(path: Path, separator: str) -> None:
+    """Raises ValueError for a row with another number of fields than the header: pandas would move or drop fields."""
+    from pyarrow import input_stream
+
+    # `input_stream` also reads compressed files.
+    with TextIOWrapper(input_stream(str(path)), encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator)
+        header = next(filter(None, reader), [])
+        _check_names(header)
+        for row in reader:
+            if len(row) != len(header) and "".join(row).strip():
+                raise ValueError(
+                    f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}; a field that "
+                    f"contains {separator!r} needs quotation marks"
+                )
+
+
+def _index(path: Path) -> set[str]:
+    """Columns of a Parquet file that were the index of a pandas frame."""
+    if path.suffix != ".parquet":
+        return set()
+    from pyarrow import parquet
+
+    metadata = parquet.read_schema(path).pandas_metadata or {}
+    return {name for name in metadata.get("index_columns", []) if isinstance(name, str)}
+
+
+def _field(path: Path, column: str, row: int, columns: Columns) -> str:
+    """A field of a CSV file as it is written; empty for a Parquet file, which has no spelling of missing values."""
+    if path.suffix == ".parquet":
+        return ""
+    import pandas as pd
+
+    table = pd.read_csv(path, sep=columns.separator, usecols=[column], dtype=str, keep_default_na=False)
+    return str(table[column][row]).strip()
+
+
+def _chunks(path: Path, wanted: list[str], text: Collection[str], columns: Columns) -> "Iterator[DataFrame]":
+    """Some columns of a table, a few rows at a time. text: columns that stay text in a CSV file. Raises UserError."""
     import pandas as pd
     from pyarrow import ArrowInvalid, parquet
 
@@ -295,10 +437,15 @@ def _chunks(path: Path, wanted: list[str], columns: Columns) -> "Iterator[DataFr
         if path.suffix == ".parquet":
             with parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(ROWS, columns=wanted):
-                    yield batch.to_pandas()
+                    # Otherwise the index of a pandas frame would be no column.
+                    yield batch.to_pandas(ignore_metadata=True)
         else:
-            with pd.read_csv(path, sep=columns.separator, chunksize=ROWS, usecols=wanted) as chunks:
-                yield from chunks
+            types = dict.fromkeys(text, str)
+            with pd.read_csv(path, sep=columns.separator, chunksize=ROWS, usecols=wanted, dtype=types) as chunks:
+                for chunk in chunks:
+                    for column in types:
+                        chunk[column] = chunk[column].str.strip()
+                    yield chunk
     except (ArrowInvalid, ValueError, OSError) as error:
         raise _unreadable(path, error) from None
 
