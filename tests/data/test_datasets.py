@@ -80,6 +80,85 @@ def test_mnist_files(tmp_path, name, folder, nested, packed):
     assert data.classes == 10
 
 
+@pytest.fixture
+def mnist(tmp_path):
+    """Folder of MNIST's files: training images and labels packed, test images and labels as they are."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, n in (("train", 12), ("t10k", 4)):
+        for ending, array in (("images-idx3", RNG.integers(0, 256, (n, 28, 28))), ("labels-idx1", np.arange(n) % 10)):
+            content = idx(array)
+            if part == "train":
+                (raw / f"{part}-{ending}-ubyte.gz").write_bytes(gzip.compress(content))
+            else:
+                (raw / f"{part}-{ending}-ubyte").write_bytes(content)
+    (raw / "train-images-idx3-ubyte").write_bytes(gzip.decompress((raw / "train-images-idx3-ubyte.gz").read_bytes()))
+    (raw / "train-images-idx3-ubyte.gz").unlink()
+    return raw
+
+
+def refusal(name, root, **options):
+    with pytest.raises(UserError) as caught:
+        load_dataset(source(name, **options), root)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_of_mnist_are_refused_in_one_sentence(tmp_path, mnist, damage):
+    assert len(load_dataset(source("mnist"), tmp_path).x_train) == 12
+    for file in sorted(mnist.iterdir()):
+        sound = file.read_bytes()
+        DAMAGES[damage](file)
+        message = refusal("mnist", tmp_path)
+        assert message.startswith("task.data: mnist ")
+        shutil.rmtree(file, ignore_errors=True)
+        file.write_bytes(sound)
+    assert len(load_dataset(source("mnist"), tmp_path).x_train) == 12
+
+
+def test_files_of_mnist_are_what_their_headers_say(tmp_path, mnist):
+    labels, images = mnist / "train-labels-idx1-ubyte.gz", mnist / "train-images-idx3-ubyte"
+    for content, reason in (
+        (idx(np.arange(11) % 10), "train has images of shape (12, 28, 28) and labels of shape (11,)"),
+        (idx(np.full(12, 10)), "train has a label that is none of the 10 classes"),
+        (idx(np.arange(12))[:-1], "labels-idx1-ubyte.gz does not have the 12 bytes that its header announces"),
+        (idx(np.arange(12)) + b"0", "does not have the 12 bytes that its header announces"),
+        (b"\0\0\x0d\1" + idx(np.arange(12))[4:], "has no header of such a file"),
+    ):
+        labels.write_bytes(gzip.compress(content))
+        assert reason in refusal("mnist", tmp_path)
+    labels.write_bytes(gzip.compress(idx(np.arange(12) % 10)))
+    images.unlink()
+    head = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in (10**6, 28, 28))
+    images.with_suffix(".gz").write_bytes(gzip.compress(head + bytes(10**5)))
+    message = refusal("mnist", tmp_path)
+    assert "train-images-idx3-ubyte.gz has 0.000" in message
+    assert "MB and would become 784 MB; restore it" in message
+
+
+def test_the_pickles_of_earlier_versions_of_torchvision_are_not_read(tmp_path, mnist):
+    """They are in MNIST/processed, and torchvision prefers them."""
+    ran = tmp_path / "ran"
+
+    class Opened:
+        def __reduce__(self):
+            return os.mkdir, (str(ran),)
+
+    before = load_dataset(source("mnist"), tmp_path)
+    old = mnist.parent / "processed"
+    old.mkdir()
+    for name in ("training.pt", "test.pt"):
+        (old / name).write_bytes(pickle.dumps(Opened()))
+    (mnist / "t10k-labels-idx1-ubyte").touch()
+    assert content_hash(load_dataset(source("mnist"), tmp_path)) == content_hash(before)
+    (mnist / "t10k-labels-idx1-ubyte").unlink()
+    assert "there is no t10k-labels-idx1-ubyte" in refusal("mnist", tmp_path)
+    message = refusal("mnist", tmp_path, download=True)
+    assert f"torchvision would read its old copies in {old} and download nothing; remove them" in message
+    assert not ran.exists()
+
+
 def test_emnist_letters_are_upright_and_cut_to_the_first_ten(tmp_path):
     raw = tmp_path / "EMNIST" / "raw"
     raw.mkdir(parents=True)

@@ -1,11 +1,8 @@
 """torchvision's data sets as arrays."""
 
 import gzip
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
@@ -16,17 +13,29 @@ from pydantic import Field
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.data.dataset import Dataset, image_dataset
 from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.data.zip_members import UNREADABLE, require_plausible
+
+IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+"""Endings of MNIST's files."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Storage layout of a torchvision data set: its class, its folder under the root, and one file of that folder."""
+    """Storage layout of a torchvision data set: its class, its folder under the root, and one file of that folder.
+
+    parts: first words of the names of MNIST's files for training and for testing; None: torchvision reads the files.
+    """
 
     loader: str
     folder: str
     witness: str
     mean: tuple[float, ...] = (0.1307,)
     std: tuple[float, ...] = (0.3081,)
+    parts: tuple[str, str] | None = None
+
+    def files(self) -> list[str]:
+        """Names of MNIST's files."""
+        return [f"{part}-{ending}" for part in self.parts or () for ending in (IMAGES, LABELS)]
 
 
 class TorchvisionSource(Source):
@@ -48,12 +57,11 @@ class TorchvisionSource(Source):
         return [] if home is None else sorted((home / layout.folder).iterdir())
 
     def load(self, root: Path) -> Dataset:
-        """Reads through torchvision, which first downloads a missing data set if `download` is set."""
+        """Reads the files. torchvision first downloads a missing data set if `download` is set."""
         layout, home = self.layout, self._home(root) or root
         try:
-            with _unpacked(layout, home) as unpacked:
-                train, test = (_read(layout, unpacked, part, self.download) for part in (True, False))
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            train, test = (_read(layout, home, part, self.download) for part in (True, False))
+        except UNREADABLE as error:
             raise UserError(
                 f"task.data: {self.name} in {home.absolute()} cannot be read ({first_line(error)}); restore the files "
                 f"of {layout.folder} or set task.data.download: true"
@@ -71,13 +79,15 @@ class TorchvisionSource(Source):
 class MNIST(TorchvisionSource):
     """MNIST: 60000 + 10000 digits, 1x28x28."""
 
-    layout = _Layout("MNIST", "MNIST/raw", "train-images-idx3-ubyte")
+    layout = _Layout("MNIST", "MNIST/raw", f"train-{IMAGES}", parts=("train", "t10k"))
 
 
 class FashionMNIST(TorchvisionSource):
     """Fashion-MNIST: 60000 + 10000 articles of clothing, 1x28x28."""
 
-    layout = _Layout("FashionMNIST", "FashionMNIST/raw", "train-images-idx3-ubyte", (0.2860,), (0.3530,))
+    layout = _Layout(
+        "FashionMNIST", "FashionMNIST/raw", f"train-{IMAGES}", (0.2860,), (0.3530,), parts=("train", "t10k")
+    )
 
 
 class CIFAR10(TorchvisionSource):
@@ -97,7 +107,12 @@ class CIFAR100(TorchvisionSource):
 class EMNISTLetters(TorchvisionSource):
     """EMNIST letters, 1x28x28: the first 10 are FedDyn's EMNIST-L, 48000 + 8000 samples."""
 
-    layout = _Layout("EMNIST", "EMNIST/raw", "emnist-letters-train-images-idx3-ubyte")
+    layout = _Layout(
+        "EMNIST",
+        "EMNIST/raw",
+        f"emnist-letters-train-{IMAGES}",
+        parts=("emnist-letters-train", "emnist-letters-test"),
+    )
 
     classes: int = Field(10, ge=2, le=26, description="number of letters, from A on")
 
@@ -114,32 +129,69 @@ class EMNISTLetters(TorchvisionSource):
         )
 
 
-def _read(layout: _Layout, home: Path, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+Part = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
+"""Images (n, C, H, W), their labels (n,), and the names of the classes."""
+
+
+def _read(layout: _Layout, home: Path, train: bool, download: bool) -> Part:
     # Imported here: it takes seconds, and processes that read the cache do not need it.
     from torchvision import datasets
 
-    options: dict[str, Any] = {"split": "letters"} if layout.loader == "EMNIST" else {}
-    source = getattr(datasets, layout.loader)(str(home), train=train, download=download, **options)
+    loader = getattr(datasets, layout.loader)
+    if layout.parts is not None:
+        folder = home / layout.folder
+        if download and not all(_present(folder / name) for name in layout.files()):
+            if (copies := folder.parent / "processed").exists():
+                raise ValueError(f"torchvision would read its old copies in {copies} and download nothing; remove them")
+            loader(str(home), train=train, download=True, **({"split": "letters"} if layout.loader == "EMNIST" else {}))
+        return _read_idx(layout, folder, layout.parts[0 if train else 1], loader)
+    source = loader(str(home), train=train, download=download)
     x, y = np.asarray(source.data), np.asarray(source.targets, dtype=np.int64)
+    return x.transpose(0, 3, 1, 2).copy(), y, tuple(str(name) for name in source.classes)
+
+
+def _read_idx(layout: _Layout, folder: Path, part: str, loader: Any) -> Part:
+    """Images and labels of MNIST's files.
+
+    torchvision would rather read the pickled copies of its earlier versions, where they are still there.
+    """
+    x, y = (_array(folder / f"{part}-{ending}") for ending in (IMAGES, LABELS))
+    y = y.astype(np.int64)
     if layout.loader == "EMNIST":
         # EMNIST stores its images transposed and counts its letters from 1.
-        return x.transpose(0, 2, 1)[:, None].copy(), y - 1, tuple(ascii_uppercase)
-    x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2).copy()
-    return x, y, tuple(str(name) for name in source.classes)
+        x, y, names = x.transpose(0, 2, 1).copy(), y - 1, tuple(ascii_uppercase)
+    else:
+        names = tuple(str(name) for name in loader.classes)
+    if x.ndim != 3 or y.shape != x.shape[:1] or not len(y):
+        raise ValueError(f"{part} has images of shape {x.shape} and labels of shape {y.shape}")
+    if y.min() < 0 or y.max() >= len(names):
+        raise ValueError(f"{part} has a label that is none of the {len(names)} classes")
+    return x[:, None], y, names
 
 
-@contextmanager
-def _unpacked(layout: _Layout, home: Path) -> Iterator[Path]:
-    """Root to read from: a temporary one if only the .gz files are present, since the root may be read-only."""
-    folder = home / layout.folder
-    packed = [] if (folder / layout.witness).exists() else sorted(folder.glob("*.gz"))
-    if not packed:
-        yield home
-        return
-    with tempfile.TemporaryDirectory() as name:
-        target = Path(name) / layout.folder
-        target.mkdir(parents=True)
-        for file in packed:
-            with gzip.open(file) as source, (target / file.stem).open("wb") as sink:
-                shutil.copyfileobj(source, sink)
-        yield Path(name)
+def _present(file: Path) -> Path | None:
+    """The file or, if only that exists, its .gz file; None if there is neither."""
+    return next((one for one in (file, file.with_name(f"{file.name}.gz")) if one.exists()), None)
+
+
+def _array(name: Path) -> np.ndarray:
+    """Bytes in the format of MNIST's files, plain or as .gz: a header with the shape, and as many bytes as it says."""
+    file = _present(name)
+    if file is None:
+        raise FileNotFoundError(f"there is no {name.name}")
+    packed = file.stat().st_size
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+        head = content.read(4)
+        if head[:3] != b"\0\0\x08" or len(head) < 4:
+            raise ValueError(f"{file.name} has no header of such a file")
+        shape = tuple(int(n) for n in np.frombuffer(content.read(4 * head[3]), ">u4"))
+        size = prod(shape)
+        if file.suffix == ".gz":
+            require_plausible(size, packed, f"task.data: {file}", "restore it")
+        elif size != packed - 4 - 4 * len(shape):
+            raise ValueError(f"{file.name} does not have the {size} bytes that its header announces")
+        # At its end, a .gz file is compared with its checksum.
+        body = content.read(size + 1)
+    if len(body) != size or len(shape) != head[3]:
+        raise ValueError(f"{file.name} does not have the {size} bytes that its header announces")
+    return np.frombuffer(body, np.uint8).reshape(shape)
