@@ -102,6 +102,17 @@ def is_batched(value: Any) -> bool:
     return _hidden_dimension is None or _hidden_dimension(without_levels(value)) >= 0
 
 
+def is_in_graph(tensor: Tensor) -> bool:
+    """Whether a gradient can flow through a tensor, at any of the levels of torch.func; without these names: at the
+    innermost one.
+    """
+    while not tensor.requires_grad:
+        if _without_level is None or _level_of is None or _level_of(tensor) < 0:
+            return False
+        tensor = _without_level(tensor)
+    return True
+
+
 _hidden_dimension: Any
 _level_of: Any
 _without_level: Any

@@ -1,6 +1,6 @@
 """Functions of torch while gradients of many clients are computed without torch.func, see `gradient.py`."""
 
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,34 +8,110 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hedgerow.algorithms.core.torch_private import batched_memory, hide_dimensions, whole_memory, without_transforms
+from hedgerow.algorithms.core.torch_private import (
+    batched_memory,
+    hide_dimensions,
+    is_in_graph,
+    vmap_levels,
+    whole_memory,
+    without_transforms,
+)
 
 
 class TransformNeededError(Exception):
-    """Raised by a function whose gradient only torch.func computes for many clients at once."""
+    """Raised by a function whose gradient only torch.func is known to compute for many clients at once."""
 
 
-OWN_FUNCTIONS = (
-    *(BuiltinFunctionType, FunctionType),
-    *(MethodDescriptorType, MethodWrapperType, WrapperDescriptorType),
+DIFFERENTIABLE = (
+    # Functions of each entry.
+    *("abs", "absolute", "neg", "negative", "positive", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+    *("asinh", "acosh", "atanh", "sigmoid", "logit", "erf", "erfc", "clamp", "clip", "clamp_min", "clamp_max"),
+    *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign"),
+    *("hardtanh", "hardsigmoid", "hardswish", "tanhshrink", "softshrink", "hardshrink", "logsigmoid", "threshold"),
+    *("nan_to_num", "ceil", "floor", "round", "trunc", "sign", "relu_", "leaky_relu_", "clamp_", "__neg__", "__abs__"),
+    # Arithmetic.
+    *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow", "maximum", "minimum"),
+    *("where", "lerp", "addcmul", "addcdiv", "atan2", "hypot", "logaddexp", "xlogy", "masked_fill", "add_", "sub_"),
+    *("mul_", "div_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__"),
+    *("__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__pow__", "__rpow__", "__matmul__", "__rmatmul__"),
+    # Products.
+    *("linear", "bilinear", "matmul", "mm", "bmm", "mv", "dot", "outer", "addmm", "baddbmm", "einsum", "tensordot"),
+    # Reductions.
+    *("sum", "mean", "prod", "var", "std", "var_mean", "std_mean", "amax", "amin", "norm", "logsumexp", "cumsum"),
+    *("cumprod", "softmax", "log_softmax", "softmin", "sort", "topk", "nansum"),
+    # Shapes and parts.
+    *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "permute"),
+    *("transpose", "t", "movedim", "swapaxes", "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"),
+    *("tile", "cat", "concat", "stack", "hstack", "vstack", "split", "chunk", "unbind", "tensor_split", "narrow"),
+    *("select", "__getitem__", "__iter__", "index_select", "gather", "take_along_dim", "flip", "roll", "tril", "triu"),
+    *("diagonal", "unfold", "pad", "contiguous", "clone", "to", "float", "double", "type_as", "pixel_shuffle"),
+    *("pixel_unshuffle", "channel_shuffle"),
+    # Layers.
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "max_pool1d", "max_pool2d", "max_pool3d"),
+    *("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d"),
+    *("adaptive_max_pool2d", "group_norm", "rms_norm", "normalize", "local_response_norm", "cosine_similarity"),
+    *("pairwise_distance", "glu", "interpolate", "dropout"),
+    # Losses.
+    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy"),
+    *("binary_cross_entropy_with_logits", "kl_div", "soft_margin_loss"),
 )
-"""Types of torch's own functions. Those of others are operators: they may have a backward of their own, which the one
-for many clients does not use."""
+"""Names of functions whose gradients on the tensors of many clients are those of each client. Each one has a test that
+compares its gradient, and the gradient of its gradient, with those of PyTorch for one client after the other."""
 
-NEED_TRANSFORMS = {
-    # Their results depend on whether a tensor requires a gradient, which those of many clients do not show.
-    *(Tensor.requires_grad.__get__, Tensor.grad_fn.__get__, Tensor.is_leaf.__get__),  # type: ignore[attr-defined, union-attr]
-    *(functional.scaled_dot_product_attention, functional.multi_head_attention_forward, functional.embedding_bag),
-    # The tensors of single clients are in no graph.
-    *(Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad),
+FIRST_ORDER = ("layer_norm", "batch_norm", "instance_norm", "huber_loss")
+"""The same, except for the gradient of their gradient, which only torch.func computes for many clients."""
+
+CONSTANT = (
+    *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "isnan", "isinf"),
+    *("isfinite", "argmax", "argmin", "argsort", "any", "all", "count_nonzero", "detach", "zeros_like", "ones_like"),
+    *("full_like", "new_zeros", "new_ones", "new_full", "size", "stride", "dim", "ndimension", "numel", "nelement"),
+    *("is_floating_point", "is_complex", "__len__"),
+)
+"""Names of functions whose results have no gradient."""
+
+PROPERTIES = ("shape", "ndim", "dtype", "device", "layout", "is_sparse", "is_cuda", "itemsize", "T", "mT")
+
+
+def named(*names: str) -> frozenset[Any]:
+    """Functions of torch and torch.nn.functional, methods of tensors and operators with these names."""
+    modules = [(module, name) for name in names for module in (torch, functional) if not name.startswith("__")]
+    functions = [getattr(place, name, None) for place, name in [*modules, *((Tensor, name) for name in names)]]
+    # torch.float is a type.
+    return frozenset(function for function in functions if callable(function))
+
+
+KNOWN = named(*DIFFERENTIABLE, *CONSTANT) | {
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES),
+    # Of a gradient within the loss, which has a level of its own.
+    *(torch.autograd.grad, Tensor.requires_grad_),
 }
+"""Functions that tensors of many clients may enter. Others may depend on whether a tensor requires a gradient, or do
+something else in their backward than the derivative of what they compute for many clients at once."""
+
+
+def is_known(function: Any, args: Any, kwargs: Any, is_nested: Callable[[], bool]) -> bool:
+    """Whether the gradients of a call are those of each client. is_nested: whether it is within another gradient."""
+    if function in KNOWN:
+        return True
+    if function in _FIRST_ORDER:
+        return not is_nested()
+    if function is functional.embedding:
+        return _selects_rows(*args, **kwargs)
+    if function in _EXTREMES:
+        # Over all entries, equal ones share the gradient, but not those of many clients.
+        return len(args) + len(kwargs) > 1
+    return False
+
+
+_FIRST_ORDER, _EXTREMES = named(*FIRST_ORDER), named("max", "min")
 
 
 class BatchedFunctions(TorchFunctionMode):
     """Context in which linear layers of many clients are one batched product, with fast products for its gradient.
 
-    Layers that clients share stay as they are: vmap makes one large product of them. Calls of other functions raise
-    TransformNeededError if their gradients would be wrong.
+    Layers that clients share stay as they are: vmap makes one large product of them. Calls of functions that are not
+    known raise TransformNeededError, unless their results are constants.
 
     levels: of vmap, outermost first, with their sizes.
     """
@@ -50,9 +126,34 @@ class BatchedFunctions(TorchFunctionMode):
             result = _linear(self.levels, *args, **kwargs)
             if result is not None:
                 return result
-        elif not isinstance(function, OWN_FUNCTIONS) or function in NEED_TRANSFORMS:
+        elif not is_known(function, args, kwargs, self._is_nested) and any(map(is_in_graph, _tensors((args, kwargs)))):
             raise TransformNeededError(getattr(function, "__name__", str(function)))
         return function(*args, **kwargs)
+
+    def _is_nested(self) -> bool:
+        return vmap_levels() != self.levels
+
+
+def _selects_rows(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> bool:
+    """Whether an embedding selects rows, and its backward does nothing else."""
+    return padding_idx is None and max_norm is None and not scale_grad_by_freq and not sparse
+
+
+def _tensors(arguments: Any) -> Iterable[Tensor]:
+    """Tensors among arguments, also within lists, tuples and dictionaries."""
+    if isinstance(arguments, Tensor):
+        yield arguments
+    elif isinstance(arguments, (tuple, list, dict)):
+        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
+            yield from _tensors(argument)
 
 
 def _linear(sizes: dict[int, int], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
