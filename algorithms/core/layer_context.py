@@ -35,6 +35,9 @@ class TrainMode:
     buffers: names of the buffers that training changes, such as running statistics.
     is_random: whether training draws random numbers.
     seeds_torch: whether some of them come from torch's generator, which is then seeded before each call, in a loop.
+    attributes: initial values of plain attributes that calls change, such as a hidden state. Each client step, and each
+    call in evaluation mode, begins with them.
+    changes_parameters: whether a call changes its parameters in place, as `nn.Embedding(max_norm=...)` does.
     """
 
     module: nn.Module
@@ -42,6 +45,8 @@ class TrainMode:
     is_random: bool = False
     seeds_torch: bool = False
     policy: BufferPolicy = "average"
+    attributes: tuple["Attribute", ...] = ()
+    changes_parameters: bool = False
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -51,12 +56,22 @@ class TrainMode:
     @property
     def layers(self) -> str:
         """Description of its layers, for messages."""
-        kinds = {"running statistics": self.buffers, "random numbers": self.is_random}
+        kinds = {
+            "running statistics": self.buffers,
+            "random numbers": self.is_random,
+            "attributes that a call changes": self.attributes,
+            "parameters that a call changes": self.changes_parameters,
+        }
         return " and ".join(kind for kind, has in kinds.items() if has) or "batch norm"
 
     def initial(self, module: nn.Module) -> dict[str, Tensor]:
         """Initial values of the buffers that are kept."""
         return {name: module.get_buffer(name).detach().clone() for name in self.kept}
+
+    def reset(self, module: nn.Module) -> None:
+        """Gives the attributes that calls change their initial values, in the module or its copy."""
+        for attribute in self.attributes:
+            attribute.reset(module)
 
     def to(self, device: torch.device) -> Self:
         return replace(self, module=self.module.to(device))
@@ -70,6 +85,29 @@ class TrainMode:
         if context is None or context.mode is not self:
             context = LayerContext(self, False, {}, None)
         return context.call(module, w, x)
+
+
+class Attribute(NamedTuple):
+    """A plain attribute of a module. layer: name of the submodule. values: its value; empty if it has none."""
+
+    layer: str
+    name: str
+    values: tuple[Any, ...]
+
+    def reset(self, module: nn.Module) -> None:
+        """Gives the attribute this value."""
+        own = vars(module.get_submodule(self.layer))
+        own.pop(self.name, None)
+        if self.values:
+            own[self.name] = copied(self.values[0], module)
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.name}".removeprefix(".")
+
+
+def copied(value: Any, module: nn.Module) -> Any:
+    """Copy of a value that shares the parameters, buffers and layers of a module."""
+    return deepcopy(value, {id(one): one for one in (*module.parameters(), *module.buffers(), *module.modules())})
 
 
 def in_train_mode(module: nn.Module) -> nn.Module:
@@ -122,6 +160,7 @@ class LayerContext:
         self._position, self._calls, self._is_padded = (0, 0), 0, False
         # Of the samples of each mini-batch, as long as they are in use.
         self._paddings = WeakIdKeyDictionary()
+        mode.reset(mode.module)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -157,6 +196,7 @@ class LayerContext:
         mask, active = known or Padding(None, 1.0)
         is_unknown = known is None and self._is_padded
         if not self.training:
+            self.mode.reset(module)
             has_statistics = self.mode.policy == "average" or self.buffers or any(n in w for n in self.mode.buffers)
             replaces = not has_statistics or is_transformed()
             with KeyedFunctions(None, mask, is_unknown, not has_statistics) if replaces else nullcontext():

@@ -214,6 +214,15 @@ def _places(module: nn.Module) -> list[tuple[tuple[str, ...], dict[str, Any], st
     return known.places
 
 
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Attributes of a module other than parameters, buffers, submodules and the mode."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_buffers", "_modules", "training")
+    }
+
+
 def call(module: nn.Module, w: dict[str, Tensor], *inputs: Any, **options: Any) -> Any:
     """Calls a module with other parameters: same as `torch.func.functional_call`, which looks for tied parameters each
     time, and takes longer than a small model.

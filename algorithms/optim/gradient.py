@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.core.torch_private import (
@@ -48,7 +49,7 @@ def gradient_and_value(loss: Callable[..., Any], differentiable: bool = False, a
             value, *others = loss(inside, *rest) if aux else (loss(inside, *rest),)
             parameters = list(leaves(inside))
             slopes = iter(torch.autograd.grad(value, parameters, create_graph=differentiable, materialize_grads=True))
-            direction = tree_map(lambda p: leave_level(next(slopes), level), inside)
+            direction = tree_map(lambda p: leave_level(_dense(next(slopes)), level), inside)
             leaving = [
                 tree_map(lambda t: leave_level(t if differentiable else t.detach(), level), tree)
                 for tree in (value, *others)
@@ -56,6 +57,11 @@ def gradient_and_value(loss: Callable[..., Any], differentiable: bool = False, a
             return direction, *leaving
 
     return both
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Gradient without the layout of an embedding with `sparse`."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 @contextmanager

@@ -44,7 +44,8 @@ def apart(gradients: Iterable[Tensor]) -> list[Tensor]:
     result = []
     for gradient in gradients:
         if gradient.layout is not torch.strided:
-            result.append(gradient)
+            # Of an embedding with `sparse`: other terms of a direction are dense.
+            result.append(gradient.to_dense())
             continue
         memory, _ = batched_memory(gradient)
         storage = memory.untyped_storage().data_ptr()

@@ -245,7 +245,7 @@ def _in_place(
     chosen = _optimizer(hp)
     adam = Adam() if chosen in ("adam", "adamw") else None
     torchs = chosen.build(params, hp.lr) if isinstance(chosen, TorchOptimizer) else None
-    is_changed = torchs is not None or _changes_gradients(hp, linear, proximal)
+    is_changed = torchs is not None or adam is not None or _changes_gradients(hp, linear, proximal)
     is_fused, decays_before, has_momentum = _fused(hp), _decays_before(hp), enabled(hp.momentum)
     losses = []
     with FixedParameters(w):

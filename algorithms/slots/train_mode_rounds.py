@@ -20,7 +20,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.layer_context import LayerContext, TrainMode
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
 from hedgerow.algorithms.core.parts import MessageSize, Wire
-from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.slots.algorithm_proxy import AlgorithmProxy
 from hedgerow.algorithms.slots.slotted import AS_IS
 
@@ -70,13 +70,13 @@ class TrainModeRounds(AlgorithmProxy):
         objective = getattr(self.algorithm.hyper, "objective", None)
         if not inner.training_steps:
             return (
-                f"task.model: {name} does not support a model with {layers} in training; choose one without batch norm "
-                "and dropout, or an algorithm with `training_steps`, such as fedavg"
+                f"task.model: {name} does not support a model with {layers} in training; choose one without, or an "
+                "algorithm with `training_steps`, such as fedavg"
             )
         if objective is not None and not objective.calls_logits:
             return (
                 f"objective: {objective.kind} reads features inside the model, which has {layers} in training; choose "
-                "a model without batch norm and dropout, or another objective"
+                "a model without, or another objective"
             )
         if getattr(inner.hyper, "starts", 1) > 1:
             return f"algorithm.starts: models with {layers} are not trained side by side; set it to 1"
@@ -163,6 +163,9 @@ class TrainModeRounds(AlgorithmProxy):
         trains = self._trains(name)
         context = LayerContext(self.mode, trains, {**averaged, **own}, data.key)
         own_down = {key: entry for key, entry in down.items() if key not in (BUFFERS, SHARE)}
+        if self.mode.changes_parameters:
+            # The message and the state belong to all steps in this process.
+            own_down, state = tree_map(Tensor.clone, own_down), tree_map(Tensor.clone, state)
         with context.entered():
             up, new_state, metrics = self.algorithm.client_step(name)(
                 hp, own_down, _without_buffers(state), context.observed(data)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.task import trainable
@@ -16,7 +17,14 @@ from hedgerow.platform.common.registry import Registry, import_named
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
-from hedgerow.platform.models.trial import Expected, find_train_mode, materialize, try_out, vmap_objection
+from hedgerow.platform.models.trial import (
+    Expected,
+    find_train_mode,
+    materialize,
+    plain_attributes_of,
+    try_out,
+    vmap_objection,
+)
 from hedgerow.platform.models.vmap_check import constants, vmap_reason
 
 COPIES = 3
@@ -42,17 +50,19 @@ def build_model(
     """
     if isinstance(config, CustomModel):
         module = _custom(config)
+        attributes = plain_attributes_of(module)
         materialize(module, config.name, sample_shape, is_tokens)
     else:
         _refuse_wrong_kind(config, "token sequences" if is_tokens else _kind(sample_shape))
         _check_size(config, sample_shape, classes)
         module = config.build(sample_shape, classes)
+        attributes = plain_attributes_of(module) if config.is_foreign else {}
     digest = load_weights(module, Path(config.init)) if config.init else None
     freeze(module, config.freeze)
     expected = Expected(targets, tuple(outputs) or ((classes,),))
     properties: dict[str, Any] = {"no_vmap": vmap_reason(module), "constants": digest, "train_mode": None}
     if config.is_foreign:
-        mode = find_train_mode(module, config.name, sample_shape, expected, is_tokens, config.buffers)
+        mode = find_train_mode(module, config.name, sample_shape, expected, is_tokens, config.buffers, attributes)
         if properties["no_vmap"] is None and not hasattr(module, "no_vmap"):
             key = repr((config, sample_shape, classes, is_tokens))
             known = _objections()
@@ -106,7 +116,33 @@ def _check_size(config: Model, shape: tuple[int, ...], classes: int) -> None:
     require(needed, f"task.model: {COPIES} copies of the {count:,} parameters of {config.name}", advice)
 
 
+class _ParameterHooks(TorchFunctionMode):
+    """Context that notes the tensors on which gradient hooks are registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
+            self.tensors.append(args[0])
+        return function(*args, **kwargs or {})
+
+
 def _custom(config: CustomModel) -> nn.Module:
+    with _ParameterHooks() as hooks:
+        module = _built(config)
+    for name, parameter in module.named_parameters():
+        if any(parameter is tensor for tensor in hooks.tensors):
+            raise UserError(
+                f"task.model: {config.name} registers a gradient hook on its parameter {name!r}, and clients train "
+                "copies of parameters, which have no hooks; multiply the parameter by a mask in forward, set "
+                "requires_grad=False, or register the hook on a tensor in forward"
+            )
+    return module
+
+
+def _built(config: CustomModel) -> nn.Module:
     factory = import_named(config.name, "task.model.name")
     if not callable(factory):
         raise UserError(

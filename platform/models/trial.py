@@ -1,9 +1,13 @@
 """A trial of a user's module before the first round: whether it fits the data, its training mode, and vmap."""
 
+import io
+import pickle
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +16,20 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hedgerow.algorithms.core.client_data import Batch
-from hedgerow.algorithms.core.layer_context import BufferPolicy, LayerContext, TrainMode, in_train_mode
+from hedgerow.algorithms.core.layer_context import (
+    Attribute,
+    BufferPolicy,
+    LayerContext,
+    TrainMode,
+    copied,
+    in_train_mode,
+)
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.task import trainable
-from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS, call
+from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS, call, plain_attributes
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.models.vmap_check import fingerprint
 
 CLIENTS, SAMPLES = 2, 3
 """Clients, and samples of each, in the trial under vmap."""
@@ -78,19 +90,30 @@ def try_out(module: nn.Module, name: str, shape: tuple[int, ...], expected: Expe
 
 
 def find_train_mode(
-    module: nn.Module, name: str, shape: tuple[int, ...], expected: Expected, is_tokens: bool, policy: BufferPolicy
+    module: nn.Module,
+    name: str,
+    shape: tuple[int, ...],
+    expected: Expected,
+    is_tokens: bool,
+    policy: BufferPolicy,
+    attributes: Mapping[tuple[str, str], Any],
 ) -> TrainMode | None:
-    """Runs a module on two samples, and returns how it differs in training mode; None if it needs no such mode.
+    """Runs a module on two samples and on one, and returns how it differs in training mode; None if it needs no such
+    mode.
 
-    If it does, the module is put into evaluation mode. Raises UserError where the module does not fit the data.
+    If it does, the module is put into evaluation mode. attributes: initial values, see `plain_attributes_of`. Raises
+    UserError where the module does not fit the data.
     """
     samples = _samples(2, shape, is_tokens)
     modes = [(layer, layer.training) for layer in module.modules()]
     before = {key: buffer.detach().clone() for key, buffer in module.named_buffers()}
+    images = _images(module)
+    # Copies: a call may change them in place.
+    w = {key: p.detach().clone() for key, p in module.named_parameters()}
     trial = TrainMode(module.train(), tuple(before))
     context = LayerContext(trial, True, before, torch.zeros(2, dtype=torch.int64))
     torch_state, others = torch.get_rng_state(), _other_generators()
-    expected.check(_called(partial(context.call, module, {}), name, samples), name, samples)
+    expected.check(_called(partial(context.call, module, w), name, samples), name, samples)
     if _other_generators() != others:
         raise UserError(
             f"task.model: {name} draws from NumPy or Python's random in its forward, so runs would not be "
@@ -98,7 +121,27 @@ def find_train_mode(
         )
     seeds_torch = not torch.equal(torch.get_rng_state(), torch_state)
     changed = _tracked(module) | {key for key, value in context.buffers.items() if not _equal(value, before[key])}
-    if not (changed or context.is_random or context.uses_batches or seeds_torch):
+    with torch.random.fork_rng(devices=[]):
+        # The last mini-batch of a client may have one sample.
+        single = samples[:1]
+        expected.check(_called(partial(context.call, module, w), name, single), name, single)
+        changes_parameters = _changes_parameters(context, module, samples)
+        context.training, module = False, module.eval()
+        expected.check(_called(partial(context.call, module, w), name, samples), name, samples)
+    kept = tuple(
+        Attribute(layer, key, (attributes[layer, key],) if (layer, key) in attributes else ())
+        for layer, key in _differing(images, _images(module))
+    )
+    for attribute in kept:
+        try:
+            attribute.reset(module)
+        except Exception as error:
+            raise UserError(
+                f"task.model: {name} changes its attribute {str(attribute)!r} in a call, which would pass from one "
+                f"client to the next, and it cannot be copied ({one_line(error)}); do not change it in forward"
+            ) from error
+    is_random = context.is_random or seeds_torch
+    if not (changed or is_random or context.uses_batches or kept or changes_parameters):
         for layer, was_training in modes:
             layer.training = was_training
         return None
@@ -108,37 +151,129 @@ def find_train_mode(
         raise UserError(f"task.model: {name} cannot be copied ({one_line(error)}), as its layers need") from error
     module.eval()
     names = tuple(key for key in before if key in changed)
-    return TrainMode(copy, names, context.is_random or seeds_torch, seeds_torch, policy)
+    return TrainMode(copy, names, is_random, seeds_torch, policy, kept, changes_parameters)
+
+
+LARGE = 1e3
+"""Value of parameters that a constraint on their size changes."""
+
+
+def _changes_parameters(context: LayerContext, module: nn.Module, samples: Tensor) -> bool:
+    """Whether a call changes parameters in place, as a constraint on their norm does."""
+    w = {key: torch.full_like(p, LARGE) for key, p in module.named_parameters()}
+    # The values mean nothing to the model, which may refuse their results.
+    with torch.no_grad(), suppress(Exception):
+        context.call(module, w, samples)
+    return any(not (p == LARGE).all() for p in w.values())
+
+
+def plain_attributes_of(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """Copies of the plain attributes of all layers, by layer and name. Those that cannot be copied are themselves."""
+
+    def copy_of(value: Any) -> Any:
+        try:
+            return copied(value, module)
+        except Exception:  # objects raise errors of any kind
+            return value
+
+    return {
+        (layer, name): copy_of(value)
+        for layer, part in module.named_modules()
+        for name, value in plain_attributes(part).items()
+    }
+
+
+class _Image(pickle.Pickler):
+    """Writes what determines the value of an attribute: other modules, parameters and functions are only named."""
+
+    def __init__(self, file: io.BytesIO, own: set[int]):
+        super().__init__(file)
+        self.own = own
+
+    def persistent_id(self, value: Any) -> Any:
+        if id(value) in self.own or isinstance(value, (type, FunctionType)):
+            return id(value)
+        return fingerprint([("", value)]) if isinstance(value, Tensor) else None
+
+
+def _images(module: nn.Module) -> dict[tuple[str, str], tuple[Any, Any]]:
+    """The plain attributes of all layers and their images, by layer and name."""
+    own = {id(one) for one in (*module.parameters(), *module.buffers(), *module.modules())}
+    images: dict[tuple[str, str], tuple[Any, Any]] = {}
+    for layer, part in module.named_modules():
+        for name, value in plain_attributes(part).items():
+            file = io.BytesIO()
+            try:
+                _Image(file, own).dump(value)
+            except Exception:  # objects raise errors of any kind
+                images[layer, name] = value, id(value)
+            else:
+                images[layer, name] = value, file.getvalue()
+    return images
+
+
+def _differing(before: Mapping[Any, tuple[Any, Any]], after: Mapping[Any, tuple[Any, Any]]) -> list[Any]:
+    """Keys whose images differ, or that only one of the two has."""
+    return [
+        key for key in {**before, **after} if key not in before or key not in after or before[key][1] != after[key][1]
+    ]
 
 
 def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, ...], is_tokens: bool) -> str | None:
-    """Reason why a module cannot be trained for several clients at once, found in a trial; None if it can."""
+    """Reason why a module cannot be trained for several clients at once, found in a trial; None if it can.
+
+    In the trial, two clients have their own parameters, buffers and samples, and one of them a padded mini-batch. Their
+    gradients must be those of one client after the other, without padding.
+    """
     if mode is not None and mode.seeds_torch:
         return DRAWS
+    if mode is not None and mode.attributes:
+        return f"a call changes its attribute {str(mode.attributes[0])!r}, with which each client begins anew"
+    if mode is not None and mode.changes_parameters:
+        return "a call changes its parameters in place"
     if mode is not None and (own := sorted(set(mode.buffers) - _tracked(module))):
         return f"padding of mini-batches would enter {own[0]!r}, which the model itself updates"
-    w = {name: p.detach() for name, p in trainable(module).items()}
+    w = {name: torch.stack([p.detach()] * CLIENTS) for name, p in trainable(module).items()}
+    initial = {} if mode is None else mode.initial(module)
+    buffers = {name: torch.stack([buffer] * CLIENTS) for name, buffer in initial.items()}
     x = _samples(CLIENTS * SAMPLES, shape, is_tokens).unflatten(0, (CLIENTS, SAMPLES))
+    x[1, -1] = x[1, 0]
+    mask = torch.ones(CLIENTS, SAMPLES)
+    mask[1, -1] = 0
     keys = torch.arange(2 * CLIENTS).view(CLIENTS, 2)
 
-    def one(x: Tensor, mask: Tensor, key: Tensor) -> Any:
+    def one(w: Any, buffers: Any, x: Tensor, key: Tensor, mask: Tensor | None = None) -> Any:
         def loss(w: dict[str, Tensor]) -> Tensor:
             if mode is None:
-                return call(module, w, x).logsumexp(-1).mean()
-            context = LayerContext(mode, True, mode.initial(module), key)
-            context.note("train", 0, Batch(x, mask, mask, mask.any().float()))
-            return context.call(module, w, x).logsumexp(-1).mean()
+                outputs = call(module, w, x)
+            else:
+                context = LayerContext(mode, True, buffers, key)
+                context.note("train", 0, Batch(x, x, mask, 1.0 if mask is None else mask.any().float()))
+                outputs = context.call(module, w, x)
+            values = outputs.reshape(len(x), -1).logsumexp(-1)
+            return values.mean() if mask is None else (values * mask).sum() / mask.sum()
 
         return gradient_and_value(loss)(w)[0]
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.func.vmap(one, randomness="error")(x, torch.ones(CLIENTS, SAMPLES), keys)
+            found = torch.func.vmap(one, randomness="error")(w, buffers, x, keys, mask)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         return f"it fails for several clients at once under torch.func.vmap: {reason.rstrip('.')}"
+    for client, real in enumerate(mask.bool()):
+        mine, own = ({name: value[client] for name, value in tree.items()} for tree in (w, buffers))
+        expected = one(mine, own, x[client][real], keys[client])
+        size = max(float(slope.abs().max()) for slope in expected.values() if slope.numel())
+        for name, slope in expected.items():
+            if not torch.allclose(found[name][client], slope, rtol=0, atol=TOLERANCE * size, equal_nan=True):
+                return f"padding of mini-batches would change the gradient of {name!r}"
     return None
+
+
+TOLERANCE = 1e-3
+"""Difference of gradients, relative to the largest entry, that is not rounding."""
 
 
 def _samples(number: int, shape: tuple[int, ...], is_tokens: bool) -> Tensor:

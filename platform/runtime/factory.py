@@ -349,6 +349,12 @@ def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
             "task.teacher.model: a teacher with batch norm or dropout is not trained here; train it as a run of its "
             "own, and set task.teacher.run to its folder"
         )
+    if mode := getattr(algorithm.task.teacher, "train_mode", None):
+        for attribute in mode.attributes:
+            raise UserError(
+                f"task.teacher: a call of the teacher changes its attribute {str(attribute)!r}, on which the next one "
+                "would depend; do not change it in forward"
+            )
     mode = getattr(algorithm.task.module, "train_mode", None)
     if mode is None:
         return

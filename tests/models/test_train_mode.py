@@ -1,7 +1,9 @@
 """Batch norm, dropout, attention and stochastic depth: unmodified torch modules, with keyed numbers and buffers."""
 
 import json
+from functools import partial
 
+import mode_models
 import numpy as np
 import pytest
 import torch
@@ -12,12 +14,13 @@ from ray_runs import at_once, same
 from torch.nn import functional as F  # noqa: N812
 
 import hedgerow
-from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec
 from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sampling import draw_batches
+from hedgerow.platform.models.build import build_model
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_data, build_module, check
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -76,18 +79,21 @@ def close(a, b, tolerance=1e-5):
 # ---- batch norm ------------------------------------------------------------------------------------------------------
 
 
-def reference_round(wanted, module):
-    """A round of FedAvg with plain torch: models and buffers of all clients, and their numbers of samples."""
+def reference_round(wanted, module, make=Normed, number=1):
+    """A round of FedAvg with plain torch: models and buffers of all clients, and their numbers of samples.
+
+    make: returns a new model, with which each client begins.
+    """
     data, partition = build_data(wanted, None)
     x = (torch.tensor(data.x_train).float() - torch.tensor(data.mean)) / torch.tensor(data.std)
     y, sizes, shares = torch.tensor(data.y_train), partition.train_sizes, partition.shares()["train"]
     states = []
     for client in range(len(partition)):
-        net = Normed()
+        net = make()
         net.load_state_dict(module.state_dict())
         net.train()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        spec, key = BatchSpec(8, epochs=2, views=1), (wanted.seed, 1, 0, "train")
+        spec, key = BatchSpec(8, epochs=2, views=1), (wanted.seed, number, 0, "train")
         positions, mask = draw_batches(spec, key, np.array([client]), sizes[[client]])
         for rows, real in zip(positions[0], mask[0], strict=True):
             rows = partition.places[rows[real] + shares.offsets[client]]
@@ -381,6 +387,85 @@ def test_a_run_whose_server_has_no_statistics_cannot_teach(tmp_path):
         check(wanted, None)
 
 
+# ---- what a call changes ---------------------------------------------------------------------------------------------
+
+
+def of_plain_torch(wanted, make, rounds=1):
+    """Parameters after rounds of FedAvg with plain torch, in which each client begins with a new model."""
+    module = build_module(wanted, build_data(wanted, None)[0])
+    for number in range(1, rounds + 1):
+        states, _ = reference_round(wanted, module, make, number)
+        module.load_state_dict({name: torch.stack([one[name] for one in states]).mean(0) for name in states[0]})
+    return dict(module.named_parameters())
+
+
+def lazily():
+    net = mode_models.Counting()
+    net(torch.zeros(1, 1, 8, 8))
+    del net.calls
+    return net
+
+
+@pytest.mark.parametrize(("model", "make"), [("Remembering", mode_models.Remembering), ("Counting", lazily)])
+@pytest.mark.parametrize("mode", ["loop", "auto"])
+def test_each_client_begins_with_the_attributes_of_a_new_model(model, make, mode):
+    wanted = experiment(model, mode=mode)
+    expected = of_plain_torch(wanted, make, 2)
+    found = done(wanted, 2).servers[0].state["w"]
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_attributes_of_one_evaluation_do_not_reach_the_next_one():
+    wanted = experiment("Remembering")
+    coordinator = done(wanted, 1)
+    data, _ = build_data(wanted, None)
+    net = mode_models.Remembering()
+    net.load_state_dict(coordinator.servers[0].state["w"])
+    x = (torch.tensor(data.x_test).float() - torch.tensor(data.mean)) / torch.tensor(data.std)
+    expected = []
+    for part, y in zip(x.split(EVAL_BATCH_SIZE), torch.tensor(data.y_test).split(EVAL_BATCH_SIZE), strict=True):
+        net.state, net.norms = 0.0, []
+        expected.append(F.cross_entropy(net(part), y, reduction="sum").detach())
+    loss = float(sum(expected)) / len(x)
+    assert coordinator.servers[0].history[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(("model", "args"), [("Constrained", {}), ("Tokens", {"max_norm": 0.8})])
+def test_parameters_that_calls_change_are_those_of_plain_torch_and_evaluations_change_none(model, args):
+    make = partial(getattr(mode_models, model), **args)
+    for evaluation in ({"every": 1}, {"every": 9}):
+        wanted = experiment(model, args=args, mode="auto", evaluation=evaluation)
+        found = done(wanted, 2).servers[0].state["w"]
+        for name, value in of_plain_torch(wanted, make, 2).items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_trial_changes_neither_attributes_nor_parameters():
+    for model in ("Remembering", "Constrained"):
+        wanted = experiment(model)
+        torch.manual_seed(0)
+        module = build_model(wanted.task.model, (1, 8, 8), 10)
+        torch.manual_seed(0)
+        new = getattr(mode_models, model)()
+        close(dict(module.state_dict()), dict(new.state_dict()), 0)
+        if model == "Remembering":
+            assert (module.state, module.norms) == (0.0, [])
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_a_padding_row_of_an_embedding_stays_as_it_is(mode):
+    args = {"padding_idx": 4}
+    wanted = experiment("Tokens", mode=mode, args=args)
+    coordinator = done(wanted, 2)
+    assert coordinator.plans()["train/clients"]["mode"] == mode
+    expected = of_plain_torch(wanted, partial(mode_models.Tokens, **args), 2)
+    found = coordinator.servers[0].state["w"]
+    assert found["table.weight"][4].tolist() == [0.0] * 4
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
 # ---- what runs in the loop, and what is refused ----------------------------------------------------------------------
 
 
@@ -391,6 +476,10 @@ def test_a_run_whose_server_has_no_statistics_cannot_teach(tmp_path):
         ("Branching", "fails for several clients at once under torch.func.vmap: vmap: It looks like"),
         ("Rectified", "draw from torch's generator"),
         ("Recurrent", "recurrent kernels have no batching rule"),
+        ("Remembering", "a call changes its attribute 'state', with which each client begins anew"),
+        ("Counting", "a call changes its attribute 'calls'"),
+        ("Constrained", "a call changes its parameters in place"),
+        ("Centred", "padding of mini-batches would change the gradient of '1.weight'"),
     ],
 )
 def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_path):
@@ -399,6 +488,27 @@ def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_pat
     reason = finished.folder.record()["no_vmap"]
     assert said in reason
     assert "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_norm": 1.0}, "a call changes its parameters in place"),
+        ({"scale_grad_by_freq": True}, "would contain the padding of mini-batches"),
+        ({"sparse": True}, "under torch.func.vmap"),
+    ],
+)
+def test_embeddings_that_cannot_be_batched_say_why(options, said):
+    module = build_model(experiment("Tokens", args=options).task.model, (1, 8, 8), 10)
+    assert said in module.no_vmap
+
+
+def test_a_cumulative_batch_norm_runs_in_a_loop():
+    """momentum=None: the factor of the running statistics is a number that a buffer counts."""
+    args = {"momentum": None}
+    looped, chosen = (experiment("Normed", args=args, mode=mode) for mode in ("loop", "auto"))
+    assert "under torch.func.vmap" in build_module(chosen, build_data(chosen, None)[0]).no_vmap
+    close(state_of(chosen), state_of(looped), 0)
 
 
 def test_show_says_why_clients_take_turns(tmp_path):
@@ -427,6 +537,11 @@ def test_buffers_of_the_users_own_are_averaged(tmp_path):
         ({"engine": {"compile": True}}, "engine.compile: a model with"),
         ({"engine": {"plans": {"train/clients": {"mode": "vmap", "compiled": True}}}}, "engine.plans: a model with"),
         ({"model": "FromNumPy"}, "task.model: mode_models.FromNumPy draws from NumPy or Python's random"),
+        ({"model": "Locked"}, "task.model: mode_models.Locked changes its attribute 'lock' in a call"),
+        ({"model": "HookedParameter"}, "registers a gradient hook on its parameter '1.weight'"),
+        ({"model": "HookedParameter", "args": {"after": True}}, "registers a gradient hook on its parameter '1.weig"),
+        ({"model": "Squeezed"}, "returns (10,) for a batch of shape (1, 1, 8, 8); logits of shape (1, 10) are"),
+        ({"model": "Remembering", "algorithm": "fedsgd"}, "fedsgd does not support a model with attributes that a ca"),
         ({"model": "nothing"}, "task.model.name: mode_models.nothing returns an object of type dict"),
         ({"model": "not_callable"}, "task.model.name: 'mode_models.not_callable' is not callable"),
     ],

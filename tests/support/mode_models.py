@@ -1,5 +1,7 @@
 """Ordinary PyTorch models whose layers differ in training mode, for 8x8 digits."""
 
+import threading
+
 import numpy as np
 import torch
 from torch import nn
@@ -125,6 +127,99 @@ class FromNumPy(nn.Sequential):
 
     def forward(self, x):
         return super().forward(x * np.random.rand())
+
+
+class Remembering(nn.Module):
+    """Keeps a hidden state and a list of past norms as plain attributes, and reads the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.state, self.norms = nn.Linear(64, 10), 0.0, []
+
+    def forward(self, x):
+        out = self.layer(x.flatten(1)) + self.state
+        self.state = 0.5 * out.mean(0, keepdim=True).detach()
+        self.norms.append(float(out.detach().norm()))
+        return out * 0.9 ** len(self.norms)
+
+
+class Counting(nn.Sequential):
+    """Counts its calls in training in an attribute that the first one creates."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.LazyLinear(10))
+
+    def forward(self, x):
+        if self.training:
+            self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x) * 0.9 ** getattr(self, "calls", 0)
+
+
+class Locked(nn.Sequential):
+    """Changes an attribute that cannot be copied."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.lock = threading.Lock()
+
+    def forward(self, x):
+        self.lock = threading.Lock()
+        return super().forward(x)
+
+
+class HookedParameter(nn.Sequential):
+    """A gradient hook on a parameter. after: on its accumulated gradient."""
+
+    def __init__(self, after: bool = False):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        weight = self[1].weight
+        if after:
+            weight.register_post_accumulate_grad_hook(lambda p: p.grad.zero_())
+        else:
+            weight.register_hook(lambda slope: 0 * slope)
+
+
+class Squeezed(nn.Sequential):
+    """Loses the dimension of the samples where there is one."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return super().forward(x).squeeze()
+
+
+class Constrained(nn.Sequential):
+    """A constraint on the norm of a weight, which each call enforces in place."""
+
+    def __init__(self, size: float = 0.3):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.size = size
+
+    def forward(self, x):
+        self[1].weight.data = torch.renorm(self[1].weight.data, 2, 0, self.size)
+        return super().forward(x)
+
+
+class Tokens(nn.Module):
+    """Embedding of the pixels of an image, with options."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.table, self.out = nn.Embedding(17, 4, **options), nn.Linear(4, 10)
+
+    def forward(self, x):
+        return self.out(self.table((2 * x.flatten(1) + 4).clamp(0, 16).long()).mean(1))
+
+
+class Centred(nn.Sequential):
+    """Subtracts the mean of the mini-batch."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
 
 
 def make(width: int = 8):

@@ -235,7 +235,7 @@ CALLS: dict[str, list[Call]] = {
     "new_full": [a(M, (2,), 2.0)],
     **each("new_zeros new_ones", [a(M, (2, 3))]),
 }
-"""Calls of each function, some of which each of its forms accepts."""
+"""Calls of each function. Each form of a function accepts some of them."""
 
 
 def shapes_of(arguments) -> list:

@@ -8,8 +8,9 @@ from torch.func import vmap
 
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.pytree import add
+from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.in_place import add_, apart, lerp_, mul_
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, Proximal, minimize
+from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, LocalSGD, Proximal, minimize
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 START = {"a": torch.zeros(3, 4), "b": torch.zeros(3, 4), "c": torch.zeros(2)}
@@ -76,20 +77,41 @@ def test_gradients_of_their_own_are_not_copied():
     assert fourth.tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
-def test_sparse_gradients_are_left_as_they_are():
-    table = torch.randn(5, 2, requires_grad=True)
-    rows = torch.tensor([1, 3, 3])
-    w = {"w": table.detach()}
-    data = ClientData(X, X, lambda x: x, {}, False)
+SETTINGS = {
+    "sgd": (LocalSGD(lr=0.1), torch.optim.SGD, {}),
+    "momentum": (LocalSGD(lr=0.1, momentum=0.5), torch.optim.SGD, {"momentum": 0.5}),
+    "weight decay": (LocalSGD(lr=0.1, weight_decay=0.2), torch.optim.SGD, {"weight_decay": 0.2}),
+    "clipping": (LocalSGD(lr=0.1, clip_norm=1e9), torch.optim.SGD, {}),
+    "adam": (LocalOptimizer(lr=0.1, optimizer="adam"), torch.optim.Adam, {}),
+    "torch": (LocalOptimizer(lr=0.1, optimizer={"name": "torch.optim.RMSprop"}), torch.optim.RMSprop, {}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_steps_with_sparse_gradients_are_those_of_torch_with_dense_ones(name):
+    hyper, optimizer, options = SETTINGS[name]
+    rows = [torch.tensor([1, 3, 3]), torch.tensor([0, 3]), torch.tensor([2, 2])]
+    table = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
     found, _ = minimize(
-        lambda p, batch: torch.nn.functional.embedding(rows, p["w"], sparse=True).pow(2).sum(),
-        w,
-        data,
-        LocalSGD(lr=0.1, momentum=0.5),
-        batches=[BATCH],
+        lambda p, batch: torch.nn.functional.embedding(batch.x, p["w"], sparse=True).pow(2).sum(),
+        {"w": table},
+        ClientData(X, X, lambda x: x, {}, False),
+        hyper,
+        batches=[replace(BATCH, x=x) for x in rows],
     )
-    assert torch.equal(found["w"][[0, 2, 4]], w["w"][[0, 2, 4]])
-    torch.testing.assert_close(found["w"][3], 0.6 * w["w"][3])
+    expected = table.clone().requires_grad_()
+    steps = optimizer([expected], lr=0.1, **options)
+    for x in rows:
+        steps.zero_grad()
+        expected[x].pow(2).sum().backward()
+        steps.step()
+    torch.testing.assert_close(found["w"], expected.detach())
+
+
+def test_a_sparse_gradient_is_dense_for_algorithms():
+    loss = lambda w: torch.nn.functional.embedding(torch.tensor([1, 3, 3]), w["w"], sparse=True).pow(2).sum()  # noqa: E731
+    slope = gradient_and_value(loss)({"w": torch.ones(5, 2)})[0]["w"]
+    assert slope.tolist() == [[0, 0], [2, 2], [0, 0], [4, 4], [0, 0]]
 
 
 OPERATIONS = {
