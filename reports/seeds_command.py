@@ -17,9 +17,10 @@ from hedgerow.platform.runs.run_command import (
     runs_output,
 )
 from hedgerow.platform.tracking.run_folder import find_run
-from hedgerow.platform.ui.command_output import CommandOutput
+from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.plots import draw_seed_curves
+from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.platform.ui.terminal import closing_table, print_rows
 
 CAPTION = "Mean over seeds [95 % confidence interval of the mean by Student's t]; bands in figures: standard deviation"
@@ -69,7 +70,9 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
     names = [one.name for one in series]
     labels = [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
     records = {label: [run.records for run in one.runs] for label, one in zip(labels, series, strict=True)}
-    bands = draw_seed_curves(records, folder, finished[0].experiment.evaluation.accuracies)
+    bands: list[Path] = []
+    with optional_figures(print_warning):
+        bands = draw_seed_curves(records, folder, finished[0].experiment.evaluation.accuracies)
     figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
     compared, note = None, ""
     if len(series) > 1:

@@ -28,6 +28,7 @@ from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors, local_resources
 from hedgerow.platform.actors.silence import BEAT, Silence, Watch
 from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
+from hedgerow.platform.common.signals import TERMINATIONS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
@@ -106,8 +107,8 @@ def _run_child(work: Callable[[], None]) -> None:
     """Do the work of a forked process, and end it. Signals from a terminal or a scheduler are for its parent."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGINT, *TERMINATIONS):
+            signal.signal(number, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
         # Standard output belongs to the command: it may be a JSON document.
         os.dup2(2, 1)

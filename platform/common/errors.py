@@ -55,7 +55,7 @@ def mistakes(source: str, sentences: Sequence[str]) -> UserError:
 
 
 class Interrupted(_OneSentence, KeyboardInterrupt):
-    """Raised on Ctrl-C, SIGTERM or a notebook's stop in the middle of a run or a search.
+    """Raised on Ctrl-C, SIGTERM, SIGHUP or a notebook's stop in the middle of a run or a search.
 
     number: number of the signal. finished: message for a run that has nothing left to resume.
     """

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: work in progress is saved first, and the exit code identifies the signal."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: work in progress is saved first, and the exit code identifies the signal."""
 
 import os
 import signal
@@ -9,6 +9,12 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], None]
 
+HANGUP = getattr(signal, "SIGHUP", None)
+"""Signal of a terminal that was closed; None on Windows."""
+
+TERMINATIONS = [signal.SIGTERM] if HANGUP is None else [signal.SIGTERM, HANGUP]
+"""Signals by which a system ends a process."""
+
 SAVING = b"\nhedgerow: saving; Ctrl-C again ends at once\n"
 
 REPEAT = 5.0
@@ -16,7 +22,9 @@ REPEAT = 5.0
 
 
 class Termination:
-    """Handler of SIGINT and SIGTERM: rounds in progress are saved first; a second signal ends the process at once."""
+    """Handler of SIGINT, SIGTERM and SIGHUP: rounds in progress are saved first; a second signal ends the process at
+    once, except SIGHUP, which a terminal and its shell both send.
+    """
 
     def __init__(self) -> None:
         self.saves = False
@@ -27,7 +35,7 @@ class Termination:
         """Whether the KeyboardInterrupt of a signal was caught."""
 
     def __call__(self, number: int, frame: FrameType | None = None) -> None:
-        again, self.came = self.came is not None, number
+        again, self.came = self.came is not None and number != HANGUP, number
         if again:
             self._repeat(number)
         if again or not self.saves:

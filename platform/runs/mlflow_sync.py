@@ -1,6 +1,7 @@
 """Sends the records and the final model of a run to MLflow, during the run or afterwards."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -122,12 +123,14 @@ def _finish(
 
     if isinstance(show, Noted):
         show.note(RECORDING)
-    with TemporaryDirectory(prefix="hedgerow-model-", ignore_cleanup_errors=True) as temporary:
+    with ExitStack() as opened:
         try:
             # Not in the tracker's thread: a thread that is abandoned inside torch can abort the process.
             if save:
-                save(Path(temporary) / "model")
-                models += Path(temporary).iterdir()
+                temporary = TemporaryDirectory(prefix="hedgerow-model-", ignore_cleanup_errors=True)
+                folder = Path(opened.enter_context(temporary))
+                save(folder / "model")
+                models += folder.iterdir()
         except Exception as error:  # a model that cannot be exported must not end a run
             warnings.append(f"the final model cannot be recorded in MLflow ({first_line(error)})")
         tracker.finish(closing)

@@ -29,10 +29,11 @@ from hedgerow.platform.tracking.run_folder import (
     started_run,
 )
 from hedgerow.platform.tracking.summary import meta_regret
-from hedgerow.platform.ui.command_output import CommandOutput
+from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
 from hedgerow.platform.ui.plots import draw_curves
+from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
 
 
@@ -170,7 +171,8 @@ def runs_output(finished: list[FinishedRun]) -> CommandOutput:
     if len(finished) > 1:
         records = {run.experiment.name: run.records for run in finished}
         folder = Path(finished[0].experiment.output) / "comparison"
-        comparison = draw_curves(records, folder, finished[0].experiment.evaluation.accuracies)
+        with optional_figures(print_warning):
+            comparison = draw_curves(records, folder, finished[0].experiment.evaluation.accuracies)
     figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
 
     def render() -> None:

@@ -17,7 +17,7 @@ from hedgerow.platform.actors.local_processes import local_coordinator, runs_her
 from hedgerow.platform.common.errors import Interrupted, RayLost, UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
-from hedgerow.platform.common.signals import Termination, handling, signal_of
+from hedgerow.platform.common.signals import TERMINATIONS, Termination, handling, signal_of
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.logger_section import build_loggers
@@ -38,6 +38,7 @@ from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run
 from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_staleness
+from hedgerow.platform.ui.plotting import optional_figures
 
 if TYPE_CHECKING:
     from hedgerow.platform.actors.coordinator_actor import CoordinatorHandle
@@ -157,19 +158,19 @@ def _carry_out(
         divergence = diverged(records, dataset.classes if experiment.task.loss.name == "cross_entropy" else 1)
         warnings += divergence
         warnings += [TEST_SELECTED] * experiment.selects_on_test
-        draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
-        draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
-        draw_staleness({experiment.name: records}, folder.figures)
         # Time of the rounds before an interruption, plus the whole session that finished the run.
-        wall = before + time.perf_counter() - start
-        folder.update(
-            status="finished", finished=now(), summary=summary, wall_seconds=wall, diverged=divergence, **progress
-        )
+        results = {"summary": summary, "wall_seconds": before + time.perf_counter() - start, "diverged": divergence}
         if reason := Selection(experiment, records).reason:
-            folder.update(ended=reason)
+            results["ended"] = reason
+        # Before anything is drawn or sent: neither can lose the results.
+        folder.update(status="finished", finished=now(), **results, **progress)
         # No more rounds are saved, so a signal interrupts at once.
         termination.saves = False
         termination.check()
+        with optional_figures(warnings.append):
+            draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
+            draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
+            draw_staleness({experiment.name: records}, folder.figures)
         if tracker:
             model = partial(save_final_model, experiment, dataset, parameters, constants=folder.constants)
             warnings += close_tracking(tracker, folder, model, partial(log_result, folder=folder), show)
@@ -240,12 +241,12 @@ def _report(record: RoundRecord, tracker: Tracker | None, show: Show | None) -> 
 
 @contextmanager
 def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Iterator[Termination]:
-    """Record the status of a run that ends early, unless another process has taken the run over. Ctrl-C and SIGTERM
-    interrupt the run.
+    """Record the status of a run that ends early, unless another process has taken the run over. Ctrl-C, SIGTERM and
+    SIGHUP interrupt the run.
     """
     quiet_libraries()
     termination = Termination()
-    with handling(termination, signal.SIGINT, signal.SIGTERM):
+    with handling(termination, signal.SIGINT, *TERMINATIONS):
         try:
             yield termination
         except KeyboardInterrupt as error:

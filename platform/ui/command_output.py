@@ -1,20 +1,21 @@
 """Output of commands: the result as text or as one JSON document, and user errors as one sentence each."""
 
+import errno
 import json
 import math
-import signal
+import os
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from hedgerow.platform.common.errors import DISK_FULL, Interrupted, UserError
-from hedgerow.platform.common.signals import handling, interrupt, signal_of
+from hedgerow.platform.common.signals import TERMINATIONS, handling, interrupt, signal_of
 
 CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
 
@@ -34,6 +35,50 @@ class CommandOutput:
         click.echo(json.dumps(_json_value(self.document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def print_warning(sentence: str) -> None:
+    """Print a warning to standard error."""
+    click.echo(f"warning: {sentence}", err=True)
+
+
+class UnreadOutput:
+    """Standard output or error whose reader may end, such as `head` or a terminal: the rest is then discarded."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text, unless the reader has ended."""
+        return self._attempt(lambda: self._stream.write(text)) or 0
+
+    def flush(self) -> None:
+        """Flush the stream, unless the reader has ended."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, action: Callable[[], int | None]) -> int | None:
+        try:
+            return action()
+        except OSError as error:
+            # EIO: the terminal was closed.
+            if not isinstance(error, ConnectionError) and error.errno != errno.EIO:
+                raise
+            with Path(os.devnull).open("w") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
+            return None
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of closed standard streams, as a daemon has them.
+
+    The number of a closed stream would become that of another file, into which processes of this one would print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+
+
 def _json_value(value: Any) -> Any:
     """Paths as text, NumPy numbers as Python's, and null for NaN and infinity, which JSON cannot express."""
     if isinstance(value, dict):
@@ -48,12 +93,15 @@ def _json_value(value: Any) -> Any:
 
 
 def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print a UserError or a full disk as one sentence and exit with 2. Exit with 130 on Ctrl-C, 143 on SIGTERM."""
+    """Print a UserError or a full disk as one sentence and exit with 2. Exit with 128 + N on signal N: 130 on Ctrl-C,
+    143 on SIGTERM, 129 when the terminal was closed.
+    """
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
+        _open_closed_streams()
         try:
-            with handling(interrupt, signal.SIGTERM):
+            with handling(interrupt, *TERMINATIONS):
                 command(*args, **kwargs)
         except UserError as error:
             click.echo(f"hedgerow: {error}", err=True)
@@ -84,17 +132,19 @@ def _interruption(error: BaseException | None) -> str:
 def prints_output(command: Callable[..., CommandOutput]) -> Callable[..., Any]:
     """Print the CommandOutput of a command, and handle errors as `handle_user_errors` does.
 
-    Adds `--json`: standard output is then the document alone, and progress goes to standard error.
+    Adds `--json`: standard output is then the document alone, and progress goes to standard error. A reader of the
+    output that ends does not end the command.
     """
 
     @wraps(command)
     def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> None:
-        if not as_json:
-            command(*args, **kwargs).render()
-            return
-        with redirect_stdout(sys.stderr):
-            output = command(*args, **kwargs)
-        output.print_json()
+        with redirect_stdout(UnreadOutput(sys.stdout)), redirect_stderr(UnreadOutput(sys.stderr)):
+            if not as_json:
+                command(*args, **kwargs).render()
+                return
+            with redirect_stdout(sys.stderr):
+                output = command(*args, **kwargs)
+            output.print_json()
 
     json_option = click.option(
         "--json",

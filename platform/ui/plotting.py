@@ -2,11 +2,16 @@
 
 import io
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from hedgerow.platform.common.errors import first_line
 
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b45a90", "#b98200", "#3f9fd6", "#6a4fb3", "#1d241c"]
 """Colours on white, after Okabe and Ito: distinguishable with any colour vision, and dark enough for thin lines."""
@@ -41,8 +46,21 @@ def line_styles(labels: Iterable[str]) -> list[dict[str, Any]]:
     ]
 
 
+@contextmanager
+def optional_figures(warn: Callable[[str], None]) -> Iterator[None]:
+    """Context manager in which an error of a figure becomes a sentence: results never depend on their figures."""
+    try:
+        yield
+    except Exception as error:
+        warn(f"figures are missing, since drawing failed ({type(error).__name__}: {first_line(error)})")
+
+
 def new_figure(**options: Any) -> Any:
     """A matplotlib figure that a notebook displays even if pyplot was never imported."""
+    if "IPython" in sys.modules:
+        # matplotlib reads its version, which is missing while another thread, such as MLflow's, still imports it.
+        with suppress(ImportError):
+            import_module("IPython")
     return _figure_class()(**options)
 
 

@@ -8,7 +8,8 @@ import click
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
-from hedgerow.platform.ui.command_output import CommandOutput
+from hedgerow.platform.ui.command_output import CommandOutput, print_warning
+from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.reproductions import REPRODUCTIONS
 from hedgerow.searchspaces.reproductions.published import family_tables, find_rows
@@ -189,7 +190,9 @@ def _closing(
     """Output of a table: its rows, remarks and files. absent: reasons why some lines were not run."""
     folder = output / "tables" / name.replace("/", "-")
     write_table(table, results, folder)
-    figures = draw_table(results, folder)
+    figures: list[Path] = []
+    with optional_figures(print_warning):
+        figures = draw_table(results, folder)
     rows, remarks = [row for result in results for row in result.rows()], all_remarks(results)
 
     def render() -> None:

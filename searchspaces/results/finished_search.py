@@ -289,7 +289,7 @@ class FinishedSearch:
         return self.figure()._repr_png_() if self.figures else None
 
     def write(self) -> None:
-        """Writes results.csv, results.md and the figures to the search's folder."""
+        """Writes results.csv and results.md to the search's folder."""
         path = self.folder.path
         to_csv(self.rows, path / "results.csv")
         text = f"# {self.folder.name}\n\n{to_markdown(self.rows)}"
@@ -300,6 +300,9 @@ class FinishedSearch:
         if notes := [f"**{note}**" for note in [self.test_note] if note] + self.selection_lines:
             text += "\n" + "\n\n".join(notes) + "\n"
         (path / "results.md").write_text(text, encoding="utf-8")
+
+    def draw(self) -> None:
+        """Writes the figures to the search's folder."""
         for name in self.figures:
             save(self.figure(name), self.folder.figures / name)
 

@@ -49,6 +49,7 @@ from hedgerow.platform.tracking.run_folder import (
 )
 from hedgerow.platform.tracking.summary import diverged, left_out
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
@@ -229,6 +230,8 @@ def _carry_out(
         folder.update(status="finished", finished=now(), summary=finished.summary)
         termination.saves = False
         termination.check()
+        with optional_figures(warnings.append):
+            finished.draw()
         if tracker:
             model = partial(_save_best, finished, data)
             warnings += close_tracking(tracker, folder, model, lambda store: store.tell_result(), show)

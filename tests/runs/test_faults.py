@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,25 @@ def small_disk(place: Path, size: str):
         yield place
     finally:
         subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_run_whose_figures_cannot_be_drawn_is_finished(tmp_path, calm):
+    with small_disk(tmp_path / "disk", "9m,nr_inodes=99") as disk:
+
+        def take(record):
+            if record["round"] == 9:
+                with suppress(OSError):
+                    for number in range(99):
+                        (disk / f"ballast-{number}").touch()
+                # Enough for the records, not for a folder with four figures.
+                for number in range(3):
+                    (disk / f"ballast-{number}").unlink()
+
+        done = run(small(disk, rounds=9, **INLINE), show=take)
+        record = done.folder.record()
+        assert (record["status"], record["summary"]["rounds"]) == ("finished", 9)
+        assert "figures are missing, since drawing failed (OSError: [Errno 28] No space left on device" in done.warning
+        assert same(done, calm)
 
 
 @pytest.mark.usefixtures("each_round")

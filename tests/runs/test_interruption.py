@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, in commands of their own: saved, one sentence, and the exit code of the signal."""
+"""Ctrl-C, SIGTERM and SIGHUP, in commands of their own: saved, one sentence, and the exit code of the signal."""
 
 import json
 import os
@@ -99,6 +99,21 @@ def test_a_signal_saves_the_round_at_hand_of_the_run_at_hand(number, code, tmp_p
     assert found is not None
     assert int(found[0].name.removeprefix("round-")) == len(records)
     assert not list(tmp_path.glob("runs/third-*"))
+
+
+def test_a_terminal_that_is_closed_saves_the_round_at_hand(tmp_path):
+    # The terminal and its shell both send the signal, also to the processes that the command forked.
+    command = started("run", written(tmp_path, "ours", **ENDLESS))
+    run = trained(command, tmp_path, "ours")
+    for _ in range(2):
+        os.killpg(command.pid, signal.SIGHUP)
+    assert ended(command, 129) == (
+        f"hedgerow: interrupted; `hedgerow resume {run}` continues from the last checkpoint\n"
+    )
+    assert status(run) == "interrupted"
+    found = latest_checkpoint(run / "checkpoints")
+    assert found is not None
+    assert int(found[0].name.removeprefix("round-")) == len(RunLog(run / "metrics.jsonl").read())
 
 
 @pytest.mark.exhaustive("processes")
