@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import unwritable
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.reports.analysis.run_reader import read_all
 from hedgerow.reports.page.page import render_page
@@ -32,7 +32,7 @@ def show_demo(output: Path | None, browse: bool) -> CommandOutput:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
+        raise unwritable("--output", output, error) from None
     page_file = output.resolve()
 
     def render() -> None:

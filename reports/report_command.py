@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.reports.analysis.comparison import EXPLAINED, Comparison, compare
@@ -25,7 +25,7 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Com
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(render_page(data), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--output: cannot write {output} ({error.strerror})") from None
+        raise unwritable("--output", output, error) from None
     mlflow_folders = [one.folder for one in data.recorded if one.record.get("mlflow_run_id")]
     warnings: list[str] = []
     if mlflow and mlflow_folders:

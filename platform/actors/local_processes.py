@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors, local_resources
 from hedgerow.platform.actors.silence import BEAT, Silence, Watch
 from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
+from hedgerow.platform.common.errors import ProcessesLost
 from hedgerow.platform.common.signals import TERMINATIONS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
@@ -244,13 +245,15 @@ def local_coordinator(
     here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
     shards = num_shards or len(choose_actors(resources, cohort, here))
     workers = max(1, min(shards, actors_that_fit(resources, here)))
-    executor = LocalExecutor([experiment], dataset, partition, workers, shards, notify)
     try:
-        coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
-        coordinator.on_notice = notify
-        yield coordinator
-    finally:
-        executor.close()
+        with closing(LocalExecutor([experiment], dataset, partition, workers, shards, notify)) as executor:
+            coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
+            coordinator.on_notice = notify
+            yield coordinator
+    except ProcessesLost as error:
+        raise ProcessesLost(
+            f"{error}, perhaps out of memory; `hedgerow resume {checkpoints.parent}` continues from the last checkpoint"
+        ) from error
 
 
 class LocalProcess:
@@ -269,11 +272,11 @@ class LocalProcess:
                 self.connection.close()
                 # Later runs of this process use Ray.
                 _works = False
-                raise RuntimeError("the process that forks the processes of this run has ended") from error
+                raise ProcessesLost("the process that forks the processes of this run has ended") from error
         self.pid: int | None = receive(self.connection)
         if self.pid is None:
             self.connection.close()
-            raise RuntimeError("no process could be forked for this run; is there enough memory?")
+            raise ProcessesLost("no process could be forked for this run")
 
     def place(self) -> tuple[str, bool]:
         """Its process, and whether it has started."""
@@ -324,7 +327,7 @@ class LocalExecutor(Executor):
         self.processes: list[LocalProcess] = [LocalProcess() for _ in range(num_workers)]
         try:
             if lost := self._begin(range(num_workers)):
-                raise RuntimeError(f"process {lost[0]} of this run ended while it was starting")
+                raise ProcessesLost(f"process {lost[0]} of this run ended while it was starting")
         except BaseException:
             self.close()
             raise

@@ -4,9 +4,14 @@ import errno
 import signal
 from collections.abc import Sequence
 from os import PathLike, fspath
+from pathlib import Path
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a file system that has no room: disk full, quota or file size limit reached."""
+
+
+DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""Error numbers of a file that this user may not read or write."""
 
 
 def first_line(error: BaseException) -> str:
@@ -41,8 +46,26 @@ class UserError(_OneSentence, Exception):
         return list(self.several) or [str(self)]
 
 
+def unwritable(place: str, target: Path, error: Exception) -> UserError:
+    """UserError about a file or a folder that cannot be written. place: the key or the option that names it."""
+    target = target.absolute()
+    links = [path for path in (target, *target.parents) if path.is_symlink() and not path.exists()]
+    reason = getattr(error, "strerror", None) or first_line(error)
+    if links:
+        reason = f"{links[0]} is a link to {links[0].readlink()}, which does not exist"
+    return UserError(f"{place}: cannot write {target} ({reason}); choose another place")
+
+
 class RayLost(UserError):  # noqa: N818
     """Raised when the Ray cluster of a run or a search has died. It can be resumed on another cluster."""
+
+
+class ProcessesLost(UserError):  # noqa: N818
+    """Raised when processes that a run has forked have ended and cannot be replaced. It can be resumed."""
+
+
+INTERRUPTIONS = (KeyboardInterrupt, RayLost, ProcessesLost)
+"""Errors after which a run is interrupted, not failed."""
 
 
 def mistakes(source: str, sentences: Sequence[str]) -> UserError:

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hedgerow.algorithms.core.task import Task
-from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.errors import UserError, first_line, unwritable
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.runs.finished_run import FinishedRun, Round
 
@@ -60,13 +61,15 @@ def export_model(run: FinishedRun, file: Path, round: Round = None) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".pt":
-            torch.save(state, file)
+            # By its path, torch raises a RuntimeError for a file that cannot be written.
+            with file.open("wb") as stream:
+                torch.save(state, stream)
         elif file.suffix == ".safetensors":
             save_file(state, file, {"format": "pt", **_normalisation(run)})
         else:
             _save_onnx(run, module, file, round)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror or first_line(error)})") from None
+    except (OSError, SafetensorError) as error:
+        raise unwritable("export", file, error) from None
 
 
 def _normalisation(run: FinishedRun) -> dict[str, str]:

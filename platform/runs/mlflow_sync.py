@@ -78,8 +78,8 @@ def finish_push(
         raise Interrupted(folder, signal_of(error), f"`hedgerow push {folder.path}` continues") from None
     if tracker.error:
         raise UserError(
-            f"tracking.uri: MLflow did not take the run ({tracker.error}); check that the server is up, then "
-            f"`hedgerow push {folder.path}` continues"
+            f"tracking.uri: MLflow did not take the run ({tracker.error}); once its server is up, or its file can be "
+            f"written, `hedgerow push {folder.path}` continues"
         )
     return warnings
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hedgerow.platform.actors.local_processes import runs_here
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import known_classes, partition_table
@@ -98,14 +98,17 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
     """Returns the table of a partition, and plots of its samples by client and class."""
     experiment: Experiment = load_experiment(file, overrides)
     dataset, partition = build_data(experiment, data_root)
+    key = "--output" if output else "output"
     output = output or Path(experiment.output) / f"{experiment.name}-partition"
-    output.parent.mkdir(parents=True, exist_ok=True)
     names = known_classes(dataset)
     rows = partition_table(partition, dataset.y_train, names)
-    classes, plots = output.with_name(f"{output.name}-coverage"), []
+    classes, plots = output.with_name(f"{output.name}-coverage"), list[Path]()
     if names:
-        plots += draw_partition(partition, dataset.y_train, names, output)
-        plots += draw_coverage(partition, dataset.y_train, names, classes, experiment.name)
+        try:
+            plots += draw_partition(partition, dataset.y_train, names, output)
+            plots += draw_coverage(partition, dataset.y_train, names, classes, experiment.name)
+        except OSError as error:
+            raise unwritable(key, output, error) from None
 
     def render() -> None:
         print_rows(rows, f"{experiment.name}: partition")

@@ -14,7 +14,7 @@ import torch
 
 from hedgerow.platform.actors.actor_room import local_gpus, say_unused_gpus
 from hedgerow.platform.actors.local_processes import local_coordinator, runs_here
-from hedgerow.platform.common.errors import Interrupted, RayLost, UserError
+from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.common.signals import TERMINATIONS, Termination, handling, signal_of
@@ -254,7 +254,7 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
             raise _interrupted(folder, lock, tracker, signal_of(error)) from None
         except BaseException as error:
             if not _is_finished(folder):
-                _note_end(folder, lock, tracker, "interrupted" if isinstance(error, RayLost) else "failed")
+                _note_end(folder, lock, tracker, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed")
             if is_exhausted(error):
                 raise UserError(
                     f"{folder}: the run does not fit into memory; lower algorithm.batch_size or the sizes of "
@@ -272,7 +272,7 @@ def followed(loggers: Loggers, folder: RunFolder) -> Iterator[None]:
     try:
         yield
         status = "finished"
-    except (KeyboardInterrupt, RayLost):
+    except INTERRUPTIONS:
         status = "interrupted"
         raise
     finally:

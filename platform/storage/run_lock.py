@@ -109,10 +109,10 @@ class RunLock:
         self._token = secrets.token_hex(16)
 
     def __enter__(self) -> "RunLock":
-        self.folder.mkdir(exist_ok=True)
         # Added before the claim is visible: other threads of this process look here.
         _HELD.add(self._token)
         try:
+            self.folder.mkdir(exist_ok=True)
             while not self._number:
                 last = _last(self.folder)
                 if last and (holder := self._holder(last)):
@@ -121,8 +121,12 @@ class RunLock:
                         f"until it ends, or stop it (`kill {holder.pid}` there), then `hedgerow resume {self.run}`"
                     )
                 self._claim(last + 1)
-        except BaseException:
+        except BaseException as error:
             _HELD.discard(self._token)
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"{self.run} cannot be written ({error.strerror}); make it writable, or copy it and use the copy"
+                ) from None
             raise
         self._thread.start()
         return self
@@ -178,7 +182,7 @@ class RunLock:
         while True:
             try:
                 # Opened each time, so that a network file system asks its server.
-                with file.open() as stream:
+                with file.open(errors="replace") as stream:
                     stamp, lines = os.fstat(stream.fileno()).st_mtime_ns, stream.read().splitlines()
             except FileNotFoundError:
                 return None
@@ -216,7 +220,7 @@ def is_abandoned(run: Path) -> bool:
     """Whether the last process that held the lock of a run folder released it, or ran on this machine and is gone."""
     lock = RunLock(run)
     try:
-        lines = lock._file(_last(lock.folder)).read_text().splitlines()
+        lines = lock._file(_last(lock.folder)).read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return False
     holder = _parsed(lines)

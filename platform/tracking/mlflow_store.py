@@ -35,7 +35,7 @@ from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.loggers.metric_groups import grouped
@@ -112,15 +112,18 @@ def _create_database(uri: str) -> None:
     file = Path(url.database).absolute()
     if file.exists() and file.stat().st_size:
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_name(f".{file.name}.lock")):
-        if file.exists() and file.stat().st_size:
-            return
-        with TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
-            aside = Path(folder) / file.name
-            store = SqlAlchemyStore(url.set(database=str(aside)).render_as_string(), str(file.parent / "mlartifacts"))
-            store.engine.dispose()
-            aside.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(f".{file.name}.lock")):
+            if file.exists() and file.stat().st_size:
+                return
+            with TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
+                aside = Path(folder) / file.name
+                new_uri = url.set(database=str(aside)).render_as_string()
+                SqlAlchemyStore(new_uri, str(file.parent / "mlartifacts")).engine.dispose()
+                aside.replace(file)
+    except OSError as error:
+        raise unwritable("MLflow", file, error) from None
 
 
 def store_uri(folder: RunFolder) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, read_experiment
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
@@ -197,7 +197,7 @@ def _named_folder(experiment: Experiment, name: str) -> RunFolder:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(experiment, error) from None
+        raise unwritable("output", folder.path, error) from None
     return folder
 
 
@@ -208,19 +208,20 @@ def _names(experiment: Experiment) -> Iterator[str]:
     yield from (f"{name}-{n}" for n in range(2, 1000))
 
 
-def _unwritable(experiment: Experiment, error: OSError) -> UserError:
-    return UserError(f"output: cannot write under {experiment.output!r} ({error.strerror})")
-
-
 def _new_folder(experiment: Experiment) -> RunFolder:
+    output = Path(experiment.output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable("output", output, error) from None
     for name in _names(experiment):
-        folder = RunFolder(Path(experiment.output) / name)
+        folder = RunFolder(output / name)
         try:
-            folder.path.mkdir(parents=True)
+            folder.path.mkdir()
         except FileExistsError:
             continue
         except OSError as error:
-            raise _unwritable(experiment, error) from None
+            raise unwritable("output", folder.path, error) from None
         if experiment.checkpoints.storage and Storage(experiment.checkpoints.storage).holds(folder.name):
             # The name belongs to another run, started elsewhere in the same second.
             folder.path.rmdir()

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hedgerow.platform.common.errors import first_line
+from hedgerow.platform.common.errors import one_line
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.sealed_json import seal
@@ -134,7 +134,7 @@ class Tracker:
         try:
             action()
         except Exception as error:  # a failure of the tracking server must never end a run
-            self._failure = first_line(error)
+            self._failure = one_line(error)
             return False
         self._failure = None
         return True

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-from hedgerow.platform.common.errors import DISK_FULL, Interrupted, UserError
+from hedgerow.platform.common.errors import DENIED, DISK_FULL, Interrupted, UserError
 from hedgerow.platform.common.signals import TERMINATIONS, handling, interrupt, signal_of
 
 CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
@@ -93,8 +93,8 @@ def _json_value(value: Any) -> Any:
 
 
 def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print a UserError or a full disk as one sentence and exit with 2. Exit with 128 + N on signal N: 130 on Ctrl-C,
-    143 on SIGTERM, 129 when the terminal was closed.
+    """Print a UserError, a full disk or a denied access as one sentence and exit with 2. Exit with 128 + N on signal N:
+    130 on Ctrl-C, 143 on SIGTERM, 129 when the terminal was closed.
     """
 
     @wraps(command)
@@ -107,10 +107,14 @@ def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             click.echo(f"hedgerow: {error}", err=True)
             sys.exit(2)
         except OSError as error:
-            if error.errno not in DISK_FULL:
+            if error.errno in DISK_FULL:
+                advice = f"make room, then {CONTINUES.format('RUN')}"
+            elif error.errno in DENIED and error.filename:
+                advice = "change its permissions, or choose another place"
+            else:
                 raise
             place = f"{error.filename}: " if error.filename else ""
-            click.echo(f"hedgerow: {place}{error.strerror}; make room, then {CONTINUES.format('RUN')}", err=True)
+            click.echo(f"hedgerow: {place}{error.strerror}; {advice}", err=True)
             sys.exit(2)
         except KeyboardInterrupt as error:
             click.echo(f"hedgerow: {_interruption(error)}", err=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.common.user_cache import cached_answer
 from hedgerow.platform.config.yaml_reader import dump_inline
 from hedgerow.platform.ui.command_output import CommandOutput
@@ -75,7 +75,7 @@ def _write(files: dict[Path, str]) -> None:
         try:
             file.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{file}: cannot be written ({error.strerror}); check the folder") from None
+            raise unwritable("new", file, error) from None
 
 
 def _files_output(files: list[Path], then: str) -> CommandOutput:

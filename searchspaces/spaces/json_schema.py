@@ -12,7 +12,7 @@ from pydantic import Field, create_model
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import unwritable
 from hedgerow.platform.common.registry import DOTTED
 from hedgerow.platform.config.choices import said, source
 from hedgerow.platform.config.experiment import Experiment
@@ -70,7 +70,7 @@ def write_schema(file: Path | None, own: Sequence[str]) -> None:
     try:
         file.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--output: {file} cannot be written ({error.strerror}); choose another file") from None
+        raise unwritable("--output", file, error) from None
     click.echo(f"schema: {file}")
 
 

@@ -101,6 +101,21 @@ def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
 
 
+def test_a_run_whose_forking_process_is_killed_is_interrupted_in_one_sentence(tmp_path):
+    experiment = small(tmp_path / "runs", rounds=10**6, checkpoints={"every": 1})
+    process, log = command(tmp_path, experiment)
+    until(lambda: rounds(tmp_path) > 1, process, log)
+    os.kill(workers(process)[0].parent().pid, signal.SIGKILL)
+    assert process.wait(60) == 2
+    folder = folder_of(tmp_path)
+    assert log.read_text().splitlines()[-1] == (
+        "hedgerow: the process that forks the processes of this run has ended, perhaps out of memory; `hedgerow "
+        f"resume {folder}` continues from the last checkpoint"
+    )
+    assert "Traceback" not in log.read_text()
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+
+
 @pytest.mark.exhaustive("kills")
 def test_processes_end_with_the_command(tmp_path):
     slow = tmp_path / "slow"

@@ -154,7 +154,9 @@ def test_exports_that_cannot_be_written_are_refused_in_one_sentence(tmp_path):
         (folder, "model.pt", "--round", "7"): "has no checkpoint of round 7 (available: 1)",
         (folder, "model.pt", "--round", "1", "--best"): "give either --round or --best",
         (str(tmp_path), "model.pt"): "is not a run",
-        (folder, f"{folder}/run.json/model.pt"): "cannot be written (File exists)",
+        (folder, "/proc/self/model.pt"): "export: cannot write /proc/self/model.pt (",
+        (folder, "/proc/self/model.safetensors"): "export: cannot write /proc/self/model.safetensors (",
+        (folder, f"{folder}/run.json/model.pt"): f"cannot write {folder}/run.json/model.pt (File exists)",
     }.items():
         done = CliRunner().invoke(main, ["export", *arguments])
         assert done.exit_code == 2

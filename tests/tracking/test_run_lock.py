@@ -272,3 +272,20 @@ def test_a_search_that_is_running_cannot_be_resumed_nor_any_of_its_trials(tmp_pa
         told = refusal("resume", str(trial))
         assert f"{trial} is a trial of a search: `hedgerow resume {folder}` continues all trials" in told
         assert len(FinishedSearch.read(folder).trials) == 1
+
+
+def test_a_claim_that_is_not_text_counts_as_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "PATIENCE", 0.3)
+    (tmp_path / ".lock").mkdir()
+    (tmp_path / ".lock/00000001").write_bytes(b"\xff\xfe{not UTF-8")
+    assert not run_lock.is_abandoned(tmp_path)
+    with RunLock(tmp_path):
+        assert claim(tmp_path).name == "00000002"
+
+
+def test_a_folder_that_cannot_be_written_cannot_be_locked():
+    with (
+        pytest.raises(UserError, match=r"^/proc/self cannot be written \(.*\); make it writable, or copy it"),
+        RunLock(Path("/proc/self")),
+    ):
+        pass
