@@ -1,11 +1,14 @@
 """Splits by class in closed form: numbers of classes and samples, everything used, and what cannot be dealt."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.registries import PartitionConfig
+from hedgerow.platform.data.partitions.class_splits import DirichletByClass
 
 LABELS = np.tile(np.arange(10), 60)
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
@@ -128,6 +131,82 @@ def test_every_client_has_the_minimum_and_balance_bounds_the_largest(self_balanc
     if self_balancing:
         # A client that has the average or less gets at most one more class.
         assert partition.sizes.max() <= 75 + 60
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-300])
+def test_a_class_whose_share_is_for_full_clients_is_drawn_among_the_others(alpha):
+    """Li et al. 2022: shares of clients with more than the average are set to 0, and the others renormalised.
+
+    Relative to their sum, these are Dirichlet distributed with the same alpha (independent of the sum). As alpha goes
+    to 0, all of a class is therefore for one of the clients that are open, each equally often.
+    """
+    labels, clients, draws = np.repeat(np.arange(4), 30), 3, 1000
+    scheme = DirichletByClass(clients=clients, alpha=alpha, minimum=1)
+
+    def reference(rng):
+        while True:
+            sizes = np.zeros(clients, int)
+            for _ in range(4):
+                sizes[rng.choice(np.flatnonzero(sizes <= 40))] += 30
+            if sizes.min():
+                return tuple(sizes)
+
+    rng = np.random.default_rng(5)
+    drawn_sizes, wanted = Counter(), Counter(reference(rng) for _ in range(draws))
+    for seed in range(draws):
+        counts = scheme.draw(labels, 4, None, seed).label_counts(labels, 4)
+        assert ((counts > 0).sum(0) == 1).all()
+        drawn_sizes[tuple(counts.sum(1).tolist())] += 1
+    assert drawn_sizes.keys() == wanted.keys()
+    assert sum(abs(drawn_sizes[sizes] - wanted[sizes]) for sizes in wanted) / 2 / draws < 0.06
+
+
+def test_a_minimum_that_the_law_never_gives_is_refused():
+    """With a tiny alpha each of 10 classes has one client: 12 clients cannot all have samples."""
+    with pytest.raises(
+        UserError, match=r"task\.partition\.minimum: in 100 draws with alpha 1e-06 one of 12 clients always"
+    ):
+        drawn(kind="dirichlet_by_class", clients=12, alpha=1e-6, minimum=1)
+
+
+def test_with_a_tiny_alpha_a_client_changes_its_class_only_when_it_has_run_out():
+    """Two clients take turns on three classes of 60 samples: they share the first class, or each has one."""
+    labels, kinds = np.repeat(np.arange(3), 60), set()
+    for seed in range(40):
+        counts = counts_of(labels, seed, kind="dirichlet", clients=2, alpha=1e-6)
+        assert (counts % 30 == 0).all()
+        kinds.add(tuple(sorted(counts[0].tolist())[-3:]))
+    assert kinds == {(30, 30, 30), (0, 30, 60)}
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("minimum", [5, 7, 20])
+def test_no_client_has_fewer_samples_than_the_minimum_of_its_law(minimum, k):
+    stock = np.repeat(np.arange(10), [30, 600, 50, 61, 58, 54, 59, 62, 58, 59])
+    law = {"kind": "lognormal", "sigma": 3.0, "minimum": minimum}
+    refused = 0
+    for seed in range(20):
+        try:
+            counts = counts_of(
+                stock, seed, kind="labels", clients=12, labels_per_client=k, assignment="random", sizes=law
+            )
+        except UserError:
+            refused += 1
+        else:
+            assert counts.sum(1).min() >= minimum
+    # Five clients may have drawn the class with 30 samples.
+    assert refused <= (4 if minimum == 20 else 0)
+
+
+def test_mixtures_keep_the_minimum_or_are_refused():
+    matrix = [[5] + [1] * 9, [1] * 10]
+    sizes = {"kind": "linear"}
+    counts = counts_of(kind="distribution", clients=3, matrix=matrix, sizes=sizes | {"minimum": 10})
+    assert counts.sum(1).min() >= 10
+    with pytest.raises(
+        UserError, match=r"task\.partition\.sizes\.minimum: the classes of client 0 leave it \d+ samples"
+    ):
+        drawn(kind="distribution", clients=3, matrix=matrix, sizes=sizes | {"minimum": 190})
 
 
 def test_rows_are_mixtures_of_clients():

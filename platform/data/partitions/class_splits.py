@@ -120,13 +120,15 @@ class Labels(SizedScheme):
         available = int(stock[np.unique(labels)].sum())
         wanted = self.client_sizes(available, rng)
         # First all samples are shared out, in proportion to the wanted sizes.
-        minimum = 1 if self.sizes is None else max(1, self.sizes.minimum // k)
+        minimum = 1 if self.sizes is None else -(-self.sizes.minimum // k)
         counts = _fitted(owners, labels, wanted * (available / wanted.sum()), stock, minimum)
         if wanted.sum() < available and self.has_fixed_total:
             for slots in grouped(owners, m):
                 client = owners[slots[0]]
                 if counts[slots].sum() > wanted[client] >= k:
                     counts[slots] = divided(int(wanted[client]), counts[slots].astype(float), 1)
+        if self.sizes is not None:
+            self.check_minimum(np.bincount(owners, counts, m).astype(np.int64))
         if isinstance(self.sizes, ListedSizes):
             missing = np.where(wanted < k, k, wanted - np.bincount(owners, counts, m).astype(np.int64))
             client = int(missing.argmax())
@@ -259,8 +261,11 @@ class DirichletByClass(DealtScheme):
                 if self.self_balancing:
                     is_open = counts.sum(0) <= len(labels) / m
                     shares = np.where(is_open, shares, 0)
-                    # With a small alpha, all of a class may be for clients that have enough.
-                    shares = shares / shares.sum() if shares.sum() > 0 else is_open / is_open.sum()
+                    if not shares.any():
+                        # With a small alpha, all of a class may be for clients that have enough. The law of the other
+                        # clients' shares, relative to their sum, is a Dirichlet distribution whatever the sum is.
+                        shares[is_open] = rng.dirichlet(np.full(is_open.sum(), self.alpha))
+                    shares = shares / shares.sum()
                 ends = (np.cumsum(shares)[:-1] * len(pool)).astype(np.int64)
                 counts[label] = np.diff(ends, prepend=0, append=len(pool))
             if counts.sum(0).min() >= self.minimum:
@@ -337,6 +342,8 @@ class GivenShares(SizedScheme):
                 f"task.partition.matrix: client {client} gets no samples of its classes; raise its row, or use fewer "
                 "clients"
             )
+        if self.sizes is not None:
+            self.check_minimum(counts.sum(0))
         return _dealt(pools, counts, rng)
 
     def _mixed(self, mixtures: np.ndarray, stock: np.ndarray, rng: np.random.Generator) -> np.ndarray:

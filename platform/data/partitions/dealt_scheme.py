@@ -85,6 +85,15 @@ class SizedScheme(DealtScheme):
             )
         return divided(total, self.weights(self.sizes, m, rng), self.sizes.minimum)
 
+    def check_minimum(self, sizes: np.ndarray) -> None:
+        """Raises UserError when the classes leave a client fewer samples than the law's minimum."""
+        least = 1 if self.sizes is None else self.sizes.minimum
+        if sizes.min() < least:
+            raise UserError(
+                f"task.partition.sizes.minimum: the classes of client {int(sizes.argmin())} leave it {sizes.min()} "
+                f"samples, fewer than {least}; lower it or the number of clients"
+            )
+
     def weights(self, law: SizeLaw, number: int, rng: np.random.Generator) -> np.ndarray:
         """Relative sizes by a law, (number,). Raises UserError if they are not finite, negative or all 0."""
         weights = np.asarray(law.weights(number, rng), dtype=float)

@@ -51,8 +51,11 @@ def _by_dirichlet(
         waiting = np.flatnonzero(sizes > sweep)
         while len(waiting):
             weights = priors[waiting] * (stock > 0)
-            # With a tiny alpha, some priors have no mass on the remaining classes: these clients take any of them.
-            weights[weights.sum(1) == 0] = stock / stock.sum()
+            if len(none := np.flatnonzero(~weights.any(1))):
+                # With a tiny alpha, some priors have no mass on the remaining classes. Renormalised over these, a prior
+                # follows a Dirichlet distribution whatever its mass is.
+                weights[np.ix_(none, stock > 0)] = rng.dirichlet(np.full((stock > 0).sum(), alpha), len(none))
+                priors[waiting[none]] = weights[none]
             cumulative = np.cumsum(weights, axis=1)
             points = rng.random((len(waiting), 1)) * cumulative[:, -1:]
             choice = np.minimum((points >= cumulative).sum(1), classes - 1)
