@@ -162,13 +162,8 @@ class Scoring:
         return "samples" if self.measures[name].counts_samples else _count(name)
 
     def per_client(self, results: Mapping[str, Any], name: str) -> Any:
-        """Values of a measure for each client, as an array.
-
-        A client without samples has accuracy and loss 0 in a classification; otherwise it is left out.
-        """
+        """Values of a measure for each client that has samples to be scored on, as an array."""
         measure, totals, counts = self.measures[name], results[_total(name)], results[self.count(name)]
-        if measure.counts_samples:
-            return totals / counts.clip(1)
         values = (totals[counts > 0] / counts[counts > 0]).astype(float)
         return np.array([measure.finished(value) for value in values.tolist()])
 

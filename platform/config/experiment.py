@@ -196,7 +196,8 @@ class Evaluation(Section):
     target_metric: str = Field(
         "test_accuracy",
         description="metric of the targets: test_accuracy, between 0 and 1, or the main one of `task.metrics`; "
-        "client_accuracy: mean accuracy of the clients on their own samples, or, if models are personal, "
+        "client_accuracy: mean accuracy of the clients on their own samples, without clients that have none, or, if "
+        "models are personal, "
         "client_accuracy_highest or client_accuracy_lowest; client_loss: mean of the clients' mean losses on their own "
         "samples, without any penalty; simple_test_accuracy: of the simple network next to the model; "
         "validation_accuracy or validation_loss, on the samples of `task.validation`",

@@ -137,11 +137,13 @@ def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> Ro
 def client_scores(result: Aggregate, scoring: Scoring, personal: bool) -> tuple[list[float], RoundRecord]:
     """Accuracies of clients on their own samples in ascending order (quantiles if there are many; none without
     accuracies), and the mean of each metric over the clients. The tenth with the worst values of the main metric has
-    its own mean.
+    its own mean. Clients without samples to be scored on are left out, and counted in `unscored_clients`.
 
     personal: include the highest and the lowest value of the main metric.
     """
     record, accuracies = RoundRecord(), list[float]()
+    if unscored := int((result.metrics["samples"] == 0).sum()):
+        record["unscored_clients"] = unscored
     for number, (name, measure) in enumerate(scoring.measures.items()):
         values = scoring.per_client(result.metrics, name)
         values = values if name == "loss" else np.sort(values)

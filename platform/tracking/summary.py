@@ -76,6 +76,15 @@ def left_out(quarantined: dict[str, int]) -> list[str]:
     ]
 
 
+def unscored_warning(records: list[RoundRecord]) -> list[str]:
+    """A sentence about the clients that the last evaluation could not score."""
+    unscored = next((r.get("unscored_clients") for r in reversed(records) if "client_loss" in r), None)
+    if not unscored:
+        return []
+    who = "client has" if unscored == 1 else "clients have"
+    return [f"{unscored} {who} no samples to be scored on; client_accuracy and the like are means over the others"]
+
+
 DIVERGED = 10.0
 """Ratio of the last test loss to the first one above which a classification has diverged."""
 
@@ -99,7 +108,7 @@ def diverged(records: list[RoundRecord], classes: int) -> list[str]:
 
 
 STANDARD = {
-    *("round", "participants", "dropped", "quarantined", "seconds", "transmissions", "exchanges"),
+    *("round", "participants", "dropped", "quarantined", "unscored_clients", "seconds", "transmissions", "exchanges"),
     *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),
     *("unavailable", "dropped_out", "late", "simulated_round_seconds", "simulated_seconds"),
     *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),

@@ -30,6 +30,7 @@ from hedgerow.platform.runtime.autotune import (
     tune_plan,
 )
 from hedgerow.platform.runtime.shards import ExecutionPlan
+from hedgerow.platform.tracking.summary import unscored_warning
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -214,6 +215,27 @@ def test_metrics_equal_their_definition():
         own.append((guesses == DATA.y_train[rows]).mean())
     assert record["client_accuracy"] == pytest.approx(np.mean(own))
     assert record["client_accuracy_worst10"] == pytest.approx(min(own))
+
+
+def test_clients_without_held_out_samples_are_left_out_of_the_means_over_clients():
+    training = np.where(np.arange(6) % 2, RAGGED.sizes, np.maximum(RAGGED.sizes // 2, 1))
+    held = type(RAGGED)(RAGGED.order, RAGGED.offsets, training)
+    scored = [client for client in range(6) if training[client] < RAGGED.sizes[client]]
+    assert 1 < len(scored) < 6
+    run = run_inline(FedAvg, small_task(DATA), DATA, held, {"batch_size": 8}, rounds=1)
+    record = list(run)[-1]
+    accuracies, losses = [], []
+    for client in scored:
+        rows = RAGGED.samples(client)[training[client] :]
+        logits = small_task(DATA).logits(model(run), torch.from_numpy(DATA.x_train[rows])).numpy().astype(float)
+        y = DATA.y_train[rows]
+        accuracies.append((logits.argmax(1) == y).mean())
+        losses.append(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]))
+    assert record["client_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert record["client_accuracy_worst10"] == pytest.approx(min(accuracies))
+    assert record["client_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert record["unscored_clients"] == 6 - len(scored)
+    assert unscored_warning([record])[0].startswith(f"{6 - len(scored)} clients have no samples")
 
 
 def test_evaluation_on_schedule_and_after_the_last_round():
