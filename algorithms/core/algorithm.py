@@ -140,7 +140,8 @@ class Algorithm:
     """Entry of the server state that a server optimiser may update after each round; None: no optimiser."""
 
     weighting: ClassVar[Weighting | None] = None
-    """Client weights in means unless `Cohort.weighting` overrides them; None: as given by `Exchange.weights`."""
+    """Client weights of the published method, which `weights` returns unless the experiment file sets others; None: as
+    given by `Exchange.weights`."""
 
     fixes_weights: ClassVar[bool] = False
     """Whether client weights are part of the method, such as numbers of samples with right labels, so that
@@ -167,6 +168,12 @@ class Algorithm:
         Keys that a step adds to its state and that are not returned here are discarded at the end of the round.
         """
         return {}
+
+    def weights(self, cohort: Cohort) -> np.ndarray | None:
+        """Returns the weight of each of the cohort's clients in a mean; None: all equal."""
+        by_samples = (cohort.weighting or self.weighting) == "samples"
+        # Clients without any sample have changed nothing, and weights that are all 0 have no mean.
+        return cohort.sizes if by_samples and cohort.sizes.any() else None
 
     def client_model(self, down: Tree, state: Tree) -> Tree:
         """Returns the model from which a training step starts. down, state: inputs of the step."""

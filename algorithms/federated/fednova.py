@@ -8,7 +8,7 @@ import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub
 from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD, minimize, plain_steps
@@ -18,10 +18,11 @@ class FedNova(Algorithm):
     """FedAvg with updates per local step, so that clients with more steps do not count more [Wang2020].
 
     Each update is divided by the number of the client's steps. The server multiplies the mean by the mean number of
-    steps, which costs one number per client in addition to the model. With local momentum, the number of steps is
-    ||a||_1 of the paper.
+    steps, which costs one number per client in addition to the model. Both means are weighted by the clients' numbers
+    of samples. With local momentum, the number of steps is ||a||_1 of the paper.
     """
 
+    weighting: ClassVar[Weighting | None] = "samples"
     has_client_models = single_exchange = True
     parts: ClassVar[Parts] = {"train": {"direction": Part("w", "difference"), "steps": Part("steps", "opaque")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
@@ -37,7 +38,9 @@ class FedNova(Algorithm):
         return {"w": self.task.init(), "steps": torch.zeros(())}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        result = yield Exchange(
+            self.train, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches, weights=self.weights(cohort)
+        )
         steps = result.up["steps"]
         return {"w": add(server["w"], result.up["direction"], steps), "steps": steps}
 

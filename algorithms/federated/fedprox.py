@@ -12,7 +12,11 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, Proximal, minimize
 
 
 class FedProx(FedAvg):
-    """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2) [Li2020]."""
+    """FedAvg with the local objective L_k(w) + mu/2 ||w - w_server||^2 (thesis, chapter 2) [Li2020].
+
+    Algorithm 2 of the paper draws clients in proportion to their samples and averages them equally. Here clients are
+    drawn equally, so the mean is weighted by samples.
+    """
 
     client_hyperparameters: ClassVar[tuple[str, ...]] = (*LOCAL, "mu")
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, scale, zeros_like
 from hedgerow.algorithms.optim.gradient import gradient_and_value
@@ -15,10 +15,11 @@ from hedgerow.algorithms.optim.local_sgd import LearningRate, clip_factor
 
 
 class FedSGD(Algorithm):
-    """Each active client sends the gradient of its local loss at the server's model; the server steps along it
-    [McMahan2017].
+    """Each active client sends the gradient of its local loss at the server's model; the server steps along their
+    mean, weighted by the clients' numbers of samples [McMahan2017].
     """
 
+    weighting: ClassVar[Weighting | None] = "samples"
     single_exchange = True
     parts: ClassVar[Parts] = {"gradient": {"gradient": Part("w", "difference")}}
     optimizes = "w"
@@ -39,6 +40,7 @@ class FedSGD(Algorithm):
             broadcast={"w": w},
             clients=cohort.clients,
             batches={"train": BatchSpec(size=self.hyper.batch_size, shuffle=False)},
+            weights=self.weights(cohort),
         )
         return {"w": add(w, result.up["gradient"], -self.hyper.at(cohort.round).lr)}
 

@@ -88,15 +88,16 @@ class ModelFamilies(ByLayers):
             for group in groups
         ]
         return [
-            Received(group, result.up["w"], self.weights(cohort, group.clients[result.contributed]))
+            Received(group, result.up["w"], self.weights_of(group.clients[result.contributed], cohort))
             for group, result in zip(groups, results, strict=True)
             if result.contributed.any()
         ]
 
-    def weights(self, cohort: Cohort, clients: np.ndarray) -> Tensor:
-        sizes = cohort.sizes[np.searchsorted(cohort.clients, clients)]
-        samples = (cohort.weighting or self.weighting) == "samples"
-        return torch.from_numpy(sizes if samples else np.ones(len(clients))).float()
+    def weights_of(self, clients: np.ndarray, cohort: Cohort) -> Tensor:
+        """Weights of some of the cohort's clients."""
+        weights = self.weights(cohort)
+        every = np.ones(len(cohort.clients)) if weights is None else weights
+        return torch.from_numpy(every[np.searchsorted(cohort.clients, clients)]).float()
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         w, loss = minimize(self.task.loss, down["w"], data, hp)

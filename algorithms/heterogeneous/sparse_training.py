@@ -115,11 +115,10 @@ class SparseTraining(ByLayers):
 
     def groups(self, server: Tree, cohort: Cohort) -> list[DensityGroup]:
         """Clients of the round, grouped by density."""
-        groups = []
+        groups, all_weights = [], self.weights(cohort)
         for density, clients in by_capacity(cohort, self.hyper.capacities, self.hyper.redraw):
             members = np.isin(cohort.clients, clients)
-            samples = (cohort.weighting or self.weighting) == "samples"
-            weights = cohort.sizes[members] if samples else np.ones(len(clients))
+            weights = np.ones(len(clients)) if all_weights is None else all_weights[members]
             ones = spread(density, self.sizes, self.profile(server))
             groups.append(DensityGroup(density, clients, weights, ones, self.masks(server, ones)))
         return groups

@@ -32,6 +32,7 @@ class Focus(FedAvg):
 
     needs_validation = True
     single_exchange = False
+    weighting = None
     parts: ClassVar[Parts] = {}
     training_steps = ()
 

@@ -3,9 +3,11 @@
 """
 
 from functools import cached_property
+from typing import ClassVar
 
 from torch import nn
 
+from hedgerow.algorithms.core.messages import Weighting
 from hedgerow.algorithms.personalized.partly_shared import PartlyShared
 
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -13,9 +15,10 @@ BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 class FedBN(PartlyShared):
     """FedAvg on everything but batch normalisation: its parameters and running statistics are each client's own
-    [Li2021b].
+    [Li2021b, Alg. 1]. The mean weights clients equally.
     """
 
+    weighting: ClassVar[Weighting | None] = "uniform"
     Hyper = PartlyShared.Hyper
 
     @cached_property

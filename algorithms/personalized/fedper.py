@@ -9,7 +9,9 @@ from hedgerow.algorithms.personalized.partly_shared import PartlyShared
 
 
 class FedPer(PartlyShared):
-    """FedAvg on the base of the model; each client has its own head, and trains both together [Arivazhagan2019]."""
+    """FedAvg on the base of the model, weighted by samples; each client has its own head, and trains both together
+    [Arivazhagan2019].
+    """
 
     class Hyper(PartlyShared.Hyper):
         shared: list[str] | None = Field(

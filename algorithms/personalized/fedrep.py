@@ -2,11 +2,12 @@
 Learning", 2021).
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.messages import Weighting
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.optim.local_sgd import Loss, minimize
 from hedgerow.algorithms.personalized.fedper import FedPer
@@ -14,8 +15,10 @@ from hedgerow.algorithms.personalized.fedper import FedPer
 
 class FedRep(FedPer):
     """FedPer whose clients train the head first, with the body fixed, and then the body, with the new head fixed
-    [Collins2021].
+    [Collins2021, Alg. 1]. The mean of the bodies weights clients equally.
     """
+
+    weighting: ClassVar[Weighting | None] = "uniform"
 
     class Hyper(FedPer.Hyper):
         alternatives = (("head_epochs", "head_steps"),)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.messages import Weighting
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.slots.slots import SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
@@ -14,6 +15,18 @@ OPTIMIZER = "optimizer"
 def changes_updates(hyper: SlottedHyper) -> bool:
     """Whether the slots change what clients send."""
     return bool(hyper.transforms) or not hyper.aggregation.rule.is_mean or hyper.attack is not None
+
+
+def weighting_of(inner: Algorithm, hyper: SlottedHyper) -> Weighting | None:
+    """Returns the client weights that the slots set; None: those of the algorithm.
+
+    Unless the file sets weights, robust rules and noise at the server weight clients equally instead of by samples: the
+    number of its samples is a client's own claim, and the noise is that of an unweighted mean.
+    """
+    aggregation = hyper.aggregation
+    is_default = aggregation.weighting is None and inner.weighting == "samples" and not inner.fixes_weights
+    noisy = any(transform.adds_server_noise for transform in hyper.transforms)
+    return "uniform" if is_default and (noisy or not aggregation.rule.is_mean) else aggregation.weighting
 
 
 def covered(inner: Algorithm, step: str, initial: Tree) -> Tree:
@@ -56,7 +69,7 @@ def slots_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str
         return f"aggregation.weighting: the server state of {name} weights clients equally; set it to uniform"
     if inner.accumulates and not aggregation.rule.is_mean:
         return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
-    if not rule.uses_weights and (aggregation.weighting or inner.weighting) == "samples":
+    if not rule.uses_weights and aggregation.weighting == "samples":
         return f"aggregation.weighting: {rule.kind} treats all clients equally; set it to uniform"
     if not rule.uses_weights and inner.fixes_weights:
         return f"aggregation.rule: {rule.kind} treats clients equally, and {name} weights them; choose another rule"
@@ -138,7 +151,7 @@ def _transform_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree, i
             return f"transforms.{i}: {name} also sends values that no noise protects; remove it"
         if not aggregation.rule.is_mean:
             return f"transforms.{i}: its noise is that of a mean; set aggregation.rule to mean"
-        if inner.fixes_weights or (aggregation.weighting or inner.weighting) == "samples":
+        if inner.fixes_weights or aggregation.weighting == "samples":
             return f"transforms.{i}: its noise is that of an unweighted mean; set aggregation.weighting to uniform"
     if transform.encodes and i + 1 < len(hyper.transforms):
         return f"transforms.{i}: it encodes updates, which later transforms cannot read; put it last"

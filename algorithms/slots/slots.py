@@ -19,7 +19,8 @@ class Aggregation(Settings):
 
     weighting: Weighting | None = Field(
         None,
-        description="weight of a client: equal, or its number of training samples; null: the default of the algorithm",
+        description="weight of a client: equal, or its number of training samples; null: the default of the algorithm, "
+        "or equal with noise at the server and with rules other than the mean",
     )
     rule: SerializeAsAny[Aggregator] = Field(Mean(kind="mean"), description="rule that combines client updates")
     server_optimizer: ServerOptimizer = Field(

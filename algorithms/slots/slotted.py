@@ -31,6 +31,7 @@ from hedgerow.algorithms.slots.slot_compatibility import (
     clip_before,
     covered,
     slots_objection,
+    weighting_of,
 )
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
@@ -133,7 +134,7 @@ class Slotted:
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         aggregation, key = self.hyper.aggregation, self.inner.optimizes
-        cohort = replace(cohort, weighting=aggregation.weighting)
+        cohort = replace(cohort, weighting=weighting_of(self.inner, self.hyper))
         transforms = _copied(server.get(TRANSFORMS, {}))
         state = yield from self._drive(self.inner.round(self._inner_state(server), cohort), cohort, transforms)
         memory: Tree = {}
@@ -206,12 +207,10 @@ class Slotted:
         """Returns the exchange with the weights, reduction and randomness that the slots require."""
         name, hyper = exchange.step.__name__, self.hyper
         weights, weighted_by = exchange.weights, exchange.weighted_by
-        if hyper.aggregation.weighting is not None:
-            weighted_by = None
-        if hyper.aggregation.weighting == "uniform":
-            weights = None
-        elif hyper.aggregation.weighting == "samples":
-            weights = cohort.sizes[np.searchsorted(cohort.clients, exchange.clients)]
+        if cohort.weighting is not None:
+            weights, weighted_by = self.inner.weights(cohort), None
+            if weights is not None:
+                weights = weights[np.searchsorted(cohort.clients, exchange.clients)]
         replacement = replace(self._bound(exchange), weights=weights, weighted_by=weighted_by)
         if not self._rewrites(name):
             return replacement

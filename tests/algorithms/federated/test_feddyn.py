@@ -56,7 +56,8 @@ def states_of(run: SingleRun) -> dict[int, dict]:
 
 
 def test_scaffolds_first_round_is_fedavgs():
-    runs = [ragged(kind, rounds=1) for kind in (Scaffold, FedAvg)]
+    uniform = {"aggregation": {"weighting": "uniform"}}
+    runs = [ragged(Scaffold, rounds=1), ragged(FedAvg, uniform, rounds=1)]
     [list(r) for r in runs]
     assert identical(model(runs[0]), model(runs[1]))
 
@@ -249,7 +250,8 @@ def test_a_run_ends_when_its_last_target_is_reached():
 
 def test_a_training_loss_can_be_the_target():
     wanted = Evaluation(targets=[0.5], target_metric="client_loss", stop=True, clients=6)
-    records = list(ragged(FedAvg, rounds=60, evaluation=wanted))
+    uniform = {"aggregation": {"weighting": "uniform"}}
+    records = list(ragged(FedAvg, uniform, rounds=60, evaluation=wanted))
     assert records[-1]["client_loss"] <= 0.5 < records[-2]["client_loss"]
 
 

@@ -16,6 +16,7 @@ EQUAL = partition(np.full(6, len(DATA.y_train) // 6))
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
 STEPS = np.array([1, 2, 3, 5, 8, 13])
 """Number of samples of each client, all of them equal: with a batch size of 1, its number of local steps."""
+UNIFORM = {"aggregation": {"weighting": "uniform"}}
 PROBLEM = Quadratics()
 ROWS = np.concatenate([PROBLEM.A.reshape(6, -1), PROBLEM.c], axis=1).astype(np.float32).repeat(STEPS, axis=0)
 ALL = {"engine": EngineConfig(mode="vmap", chunk=6), "evaluation": Evaluation(every=1000, clients=0)}
@@ -66,7 +67,7 @@ def test_the_fixed_point_nears_the_optimum_and_fedavgs_does_not():
     for kind, factors in ((FedNova, 1 / STEPS), (FedAvg, np.ones(6))):
         pull = moved * factors[:, None, None]
         expected = np.linalg.solve(pull.sum(0), np.einsum("kij,kj->i", pull, PROBLEM.c))
-        found = on_quadratics(kind, 250, {"lr": lr})
+        found = on_quadratics(kind, 250, {"lr": lr, **UNIFORM})
         assert np.abs(found - expected).max() < 1e-4
         gaps[kind] = np.linalg.norm(found - PROBLEM.optimum)
     assert gaps[FedNova] < 0.1 * gaps[FedAvg]
@@ -108,7 +109,7 @@ def test_loop_equals_vmap_with_slots_too(slots):
 
 
 def test_a_clip_bounds_the_normalised_update_and_leaves_the_number_of_steps():
-    hyper = {"lr": 0.5, "batch_size": 4, "transforms": [{"kind": "clip", "norm": 1e-3}]}
+    hyper = {"lr": 0.5, "batch_size": 4, "transforms": [{"kind": "clip", "norm": 1e-3}], **UNIFORM}
     one = run_inline(FedNova, small_task(DATA), DATA, RAGGED, hyper, rounds=1)
     list(one)
     steps = np.mean([1, 15, 5, 1, 10, 15])

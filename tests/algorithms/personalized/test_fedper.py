@@ -60,6 +60,8 @@ def samples(rows):
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_if_everything_is_shared_it_is_fedavg_bit_for_bit(kind, engine, slots):
+    if kind is FedRep:
+        slots = slots | {"aggregation": {"weighting": "uniform", **slots.get("aggregation", {})}}
     mine, records = done(kind, {"shared": ["*"], **slots}, engine=engine)
     plain, others = done(FedAvg, slots, engine=engine)
     assert identical(model(mine), model(plain))
@@ -110,7 +112,9 @@ def test_a_round_trains_the_base_and_the_heads_together_or_the_heads_first(kind,
                     w |= {n: w[n] - 0.2 * velocity[n] for n in names}
             trained.append(w)
             heads[k] = {n: w[n] for n in HEAD}
-        body = {n: torch.stack([w[n] for w in trained]).mean(0) for n in BODY}
+        # FedPer weights by samples, FedRep equally.
+        p = [1 / 6] * 6 if kind is FedRep else TRAIN / TRAIN.sum()
+        body = {n: sum(p[k] * w[n] for k, w in enumerate(trained)) for n in BODY}
     assert distance(body, model(one)) < 1e-5
     for k, whole in enumerate(client_models(one)):
         assert distance({**body, **heads[k]}, whole) < 1e-5

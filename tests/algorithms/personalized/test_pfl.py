@@ -99,7 +99,9 @@ def test_a_target_may_be_of_the_lowest_client_and_of_all_samples_of_the_highest(
 
 @pytest.mark.parametrize(("mine", "plain"), [(PFLDyn, FedDyn), (PFLScaf, Scaffold), (PerFedAvg, FedAvg)])
 def test_without_personalisation_the_models_are_those_of_the_plain_methods(mine, plain):
-    runs = [ragged(plain), ragged(mine, {"adapt": "none"}), ragged(mine, {"adapt": "proto", "adapt_in": "inference"})]
+    uniform = {"aggregation": {"weighting": "uniform"}}
+    settings = ({"adapt": "none"}, {"adapt": "proto", "adapt_in": "inference"})
+    runs = [ragged(plain, uniform), *(ragged(mine, one) for one in settings)]
     records = [list(one) for one in runs]
     assert identical(model(runs[0]), model(runs[1]))
     assert identical(model(runs[0]), model(runs[2]))
