@@ -100,27 +100,35 @@ def search(
 
 
 def resume(
-    folder: File, *, address: str | None = None, show: bool = True, data: Data | None = None
+    folder: File,
+    *,
+    address: str | None = None,
+    show: bool = True,
+    data: Data | None = None,
+    changed: bool = False,
 ) -> "FinishedRun | FinishedSeries | FinishedSearch":
     """Continue a run or a search from its last checkpoints; of several seeds, all that are not finished.
 
     data: data set and partition, if the run was started with its own; their content is compared with the original one.
-    Raises UserError if the run is finished, is not a run, or was started with other data.
+    changed: accept settings in its file that differ from those that it started with, and record them. Raises UserError
+    if the run is finished, is not a run, or was started with other data or settings.
     """
     prepare()
     started = find_run(str(folder))
     if started.series:
         from hedgerow.reports.analysis.finished_series import FinishedSeries
 
-        return FinishedSeries(resume_series(started, lambda experiment: _progress(experiment, show), address, data))
+        return FinishedSeries(
+            resume_series(started, lambda experiment: _progress(experiment, show), address, data, changed)
+        )
     run_folder = find_unfinished(str(started))
     if run_folder.is_search:
         from hedgerow.searchspaces.tune import search_runner as searches
 
         with _table(load_search(run_folder.experiment, started=True), show) as shown:
-            return searches.resume_search(str(run_folder), shown, address, data)
+            return searches.resume_search(str(run_folder), shown, address, data, changed)
     with _progress(FinishedRun.read(run_folder).experiment, show) as shown:
-        return runner.resume(str(run_folder), shown, address, data)
+        return runner.resume(str(run_folder), shown, address, data, changed)
 
 
 def load(folder: File, *, data: Data | None = None) -> FinishedRun | FinishedSearch:

@@ -241,9 +241,10 @@ def table(
 
 @main.command()
 @run_argument
+@click.option("--changed", is_flag=True, help="Continue with changed settings in experiment.yaml, and record them.")
 @address_option
 @prints_output
-def resume(run: str, address: str | None) -> CommandOutput:
+def resume(run: str, changed: bool, address: str | None) -> CommandOutput:
     """Continue RUN from its last checkpoint.
 
     RUN is the folder of a run or of a search, or the URI of its copy. If RUN has one of several seeds, the others are
@@ -256,7 +257,7 @@ def resume(run: str, address: str | None) -> CommandOutput:
     from hedgerow.reports.seeds_command import resume_any
 
     prepare()
-    return resume_any(run, address)
+    return resume_any(run, address, changed)
 
 
 # Write

@@ -44,15 +44,15 @@ def run_experiments(
     return _series_output(runs)
 
 
-def resume_any(name: str, address: str | None) -> CommandOutput:
+def resume_any(name: str, address: str | None, changed: bool) -> CommandOutput:
     """Resume a run, all runs of its series, or a search."""
     folder = find_run(name)
     if folder.series:
-        return _series_output([resume_seeds(folder, address)])
+        return _series_output([resume_seeds(folder, address, changed)])
     # Imports Ray Tune, which takes seconds.
     from hedgerow.searchspaces.tune.search_command import resume_run_or_search
 
-    return resume_run_or_search(str(folder.path), address)
+    return resume_run_or_search(str(folder.path), address, changed)
 
 
 def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:

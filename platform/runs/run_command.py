@@ -74,18 +74,18 @@ def run_files(
     return runs
 
 
-def resume_one(name: str, address: str | None) -> CommandOutput:
+def resume_one(name: str, address: str | None, changed: bool) -> CommandOutput:
     """Resume a run, with the output of `run`."""
     experiment = load_experiment(find_run(name).experiment)
     with Progress(experiment.name, experiment.rounds) as progress:
-        run = resume_run(name, progress, address)
+        run = resume_run(name, progress, address, changed=changed)
     return runs_output([run])
 
 
-def resume_seeds(folder: RunFolder, address: str | None) -> list[FinishedRun]:
+def resume_seeds(folder: RunFolder, address: str | None, changed: bool) -> list[FinishedRun]:
     """Resume a series of seeds from one of its runs; returns the runs of all seeds."""
     with _session([load_experiment(folder.experiment)], address):
-        return resume_series(folder, partial(progress_of, in_series=True), address, None)
+        return resume_series(folder, partial(progress_of, in_series=True), address, None, changed)
 
 
 def progress_of(experiment: Experiment, in_series: bool) -> Progress:

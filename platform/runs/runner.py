@@ -27,8 +27,9 @@ from hedgerow.platform.loggers.run_logger import Loggers
 from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
 from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
+from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, check
-from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror
@@ -74,20 +75,29 @@ def run(
     data = data or check(experiment, data_root)
     build_loggers(experiment.tracking.also)
     with new_run(experiment, data_root, series=series, name=name) as (folder, lock):
-        folder.update(data=data_record(experiment, data, own), **loop_note(experiment, data[0]))
+        record = {"settings": decisive_settings(experiment), "data": data_record(experiment, data, own)}
+        folder.update(**record, **loop_note(experiment, data[0]))
         if account := experiment.privacy_account(len(data[1])):
             folder.update(privacy=asdict(account))
         return _execute(experiment, folder, lock, data, show, address)
 
 
-def resume(name: str, show: Show | None = None, address: str | None = None, data: Data | None = None) -> FinishedRun:
+def resume(
+    name: str,
+    show: Show | None = None,
+    address: str | None = None,
+    data: Data | None = None,
+    changed: bool = False,
+) -> FinishedRun:
     """Continue a run from its last checkpoint, or from the start if it has none.
 
-    name: its folder, or the URI of its copy. data: data set and partition, if the run was given its own.
-    Raises UserError if these differ from the data that the run started with.
+    name: its folder, or the URI of its copy. data: data set and partition, if the run was given its own. changed:
+    accept and record settings that differ from those that the run started with. Raises UserError if data or settings
+    differ otherwise.
     """
     with unfinished_run(name) as (folder, lock):
         experiment = load_experiment(folder.experiment)
+        same_settings(folder, decisive_settings(experiment), changed)
         return _execute(experiment, folder, lock, same_data(folder, experiment, data), show, address)
 
 
@@ -115,7 +125,8 @@ def _carry_out(
     dataset, partition = data
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
-    warnings = unhashed(folder) + checkpoint_warnings(folder.checkpoints.absolute())
+    warnings = unhashed(folder) + changed_settings_warnings(folder)
+    warnings += checkpoint_warnings(folder.checkpoints.absolute())
     latest = read_latest(folder.checkpoints)
     history: Sequence[RoundRecord] = latest[1]["history"] if latest else []
     log = RunLog(folder.metrics)
@@ -216,7 +227,9 @@ def open_coordinator(
             f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, but "
             "PyTorch finds no GPU on this machine; set it to 0"
         )
-    coordinator = build_coordinator([experiment], dataset, partition, None, [checkpoints], claim)
+    # The number of shards determines the bits of sums, wherever they run.
+    executor = inline_executor([experiment], dataset, partition, num_shards or 1)
+    coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
     coordinator.on_notice = notify
     yield coordinator
 

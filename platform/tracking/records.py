@@ -51,6 +51,14 @@ class SeriesNote(Record):
     seeds: list[int] = Field(min_length=1)
 
 
+class SettingsNote(Record):
+    """Settings with which a run continued, in place of those before: dotted path -> [before, now]."""
+
+    time: str
+    settings: dict[str, list[Any]]
+    round: int | None = None
+
+
 class Ended(Record):
     """Entries that run.json of a run, a search or a trial may have."""
 
@@ -88,6 +96,8 @@ class RunRecord(Ended):
     table: TableNote | None = None
     no_vmap: str = ""
     series: SeriesNote | None = None
+    settings: dict[str, Any] = {}
+    changes: list[SettingsNote] = []
 
 
 class TrialRecord(Ended):

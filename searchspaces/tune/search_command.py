@@ -52,14 +52,14 @@ def search_all(
     return _searches_output(outputs, hints(runs))
 
 
-def resume_run_or_search(name: str, address: str | None) -> CommandOutput:
+def resume_run_or_search(name: str, address: str | None, changed: bool) -> CommandOutput:
     """Resume a run or a search, with the output of `run` or `search`."""
     folder = find_run(name)
     if not folder.is_search:
-        return resume_one(str(folder.path), address)
+        return resume_one(str(folder.path), address, changed)
     plan = load_search(folder.experiment, started=True)
     with search_table(plan) as table:
-        finished = resume_search(str(folder.path), table, address)
+        finished = resume_search(str(folder.path), table, address, changed=changed)
     output = search_output(finished)
     output.render()
     return _searches_output([output], hints([(plan.experiment, finished.folder.path)]))

@@ -34,6 +34,7 @@ from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
 from hedgerow.platform.runs.runner import notifier, recorded
+from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings, latest_checkpoint
 from hedgerow.platform.storage.mirror import Mirror
@@ -117,7 +118,8 @@ def search(
     data = data or check_search(plan, data_root)
     build_loggers(plan.experiment.tracking.also)
     with new_run(plan.experiment, data_root, plan.dump(), name=name) as (folder, lock):
-        record = {"data": data_record(plan.experiment, data, own), **loop_note(plan.experiment, data[0])}
+        record = {"settings": _settings(plan), "data": data_record(plan.experiment, data, own)}
+        record |= loop_note(plan.experiment, data[0])
         folder.update(kind="search", **record, **(note or {}))
         for number, run in (begun or {}).items():
             # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
@@ -128,18 +130,29 @@ def search(
 
 
 def resume_search(
-    name: str, show: ShowSearch | None = None, address: str | None = None, data: Data | None = None
+    name: str,
+    show: ShowSearch | None = None,
+    address: str | None = None,
+    data: Data | None = None,
+    changed: bool = False,
 ) -> FinishedSearch:
     """Continue a search: its trials from their checkpoints, Hedge from its journal.
 
     name: folder of the search, or URI of its copy. data: data set and partition, if the search started with the
-    caller's own. Raises UserError when they differ from those that the search started with.
+    caller's own. changed: accept and record settings that differ from those that the search started with. Raises
+    UserError when data or settings differ otherwise.
     """
     with unfinished_run(name) as (folder, lock):
         plan = load_search(folder.experiment, started=True)
+        same_settings(folder, _settings(plan), changed)
         data = same_data(folder, plan.experiment, data)
         _check_trials(plan, data[0])
         return _execute(plan, folder, lock, data, show, address)
+
+
+def _settings(plan: SearchSpec) -> dict[str, Any]:
+    """Settings that determine the numbers of a search."""
+    return decisive_settings(plan.experiment, plan.search.model_dump(mode="json"))
 
 
 def finish_started(
@@ -197,7 +210,7 @@ def _carry_out(
 ) -> FinishedSearch:
     tracking = plan.experiment.tracking
     tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
-    warnings = unhashed(folder)
+    warnings = unhashed(folder) + changed_settings_warnings(folder)
     listener = SearchCallback(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings))
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
