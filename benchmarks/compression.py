@@ -61,6 +61,7 @@ def one_run(transforms: list[dict[str, Any]], rounds: int, seed: int) -> dict[st
                     "model": {"name": "mlp", "hidden": [50]},
                 },
                 "algorithm": {"name": "fedavg", "lr": 0.1, "epochs": 2, "batch_size": 8},
+                "aggregation": {"weighting": "uniform"},
                 "transforms": transforms,
                 "evaluation": {"clients": 0, "every": 5},
                 "checkpoints": {"every": 0},

@@ -86,6 +86,7 @@ TASKS = {
                 "validation": {"fraction": 0.2, "from": "clients"},
             },
             "algorithm": {"name": "fedprox", "batch_size": 8},
+            "aggregation": {"weighting": "uniform"},
         },
         {
             "algorithm.lr": [0.01, 0.03, 0.1, 0.3, 1.0],
@@ -144,6 +145,7 @@ TASKS = {
                 "model": {"name": "cnn", "channels": [16, 32], "kernel": 3, "padding": 1, "fc": [64]},
             },
             "algorithm": {"name": "fedavg", "batch_size": 20},
+            "aggregation": {"weighting": "uniform"},
             "evaluation": {"every": 2},
         },
         {"algorithm.lr": [0.01, 0.03, 0.1, 0.3], "algorithm.epochs": [1, 2], "algorithm.weight_decay": [0.0, 0.001]},
@@ -160,6 +162,7 @@ TASKS = {
                 "model": {"name": "char_lstm", "hidden": 32, "embedding": 8, "layers": 1},
             },
             "algorithm": {"name": "fedavg", "batch_size": 10},
+            "aggregation": {"weighting": "uniform"},
             "evaluation": {"every": 2},
         },
         {"algorithm.lr": [0.1, 0.3, 1.0, 3.0], "algorithm.epochs": [1, 2]},
