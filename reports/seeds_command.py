@@ -10,6 +10,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.run_command import (
     add_regrets,
+    add_targets,
     print_places,
     resume_seeds,
     run_entries,
@@ -63,6 +64,7 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
 
     finished = [run for group in groups for run in group]
     add_regrets(finished)
+    targets = add_targets(finished)
     series = [FinishedSeries(group) for group in groups]
     first = series[0].series
     output = Path(finished[0].experiment.output)
@@ -72,7 +74,7 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
     records = {label: [run.records for run in one.runs] for label, one in zip(labels, series, strict=True)}
     bands: list[Path] = []
     with optional_figures(print_warning):
-        bands = draw_seed_curves(records, folder, finished[0].experiment.evaluation.accuracies)
+        bands = draw_seed_curves(records, folder, targets)
     figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
     compared, note = None, ""
     if len(series) > 1:

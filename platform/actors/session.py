@@ -76,17 +76,19 @@ def ray_session(address: str | None = None) -> Iterator[None]:
 
     Stops what it has started. Raises UserError when no cluster answers at the address.
     """
-    with ray_starting(address) as ready:
+    with ray_starting(address, "try again") as ready:
         ready.result()
         yield
 
 
 @contextmanager
-def ray_starting(address: str | None = None) -> Iterator[DeferredStart]:
+def ray_starting(
+    address: str | None = None, advice: str = "try again, or set resources.executor to inline"
+) -> Iterator[DeferredStart]:
     """Like `ray_session`, in the background, since starting Ray takes seconds. `result()` of the future waits for it.
 
-    A Ray of this machine starts only once it is needed, see DeferredStart. Raises UserError at once for an address that
-    is not that of a cluster, or a version of Ray that is not supported.
+    A Ray of this machine starts only once it is needed, see DeferredStart. advice: if it fails to start.
+    Raises UserError at once for an address that is not that of a cluster, or a version of Ray that is not supported.
     """
     check_version()
     target = _wanted(address)
@@ -105,12 +107,12 @@ def ray_starting(address: str | None = None) -> Iterator[DeferredStart]:
             done.set_result(None)
             yield _starting[0] if _starting else done
         else:
-            with _starting_at(target) as ready:
+            with _starting_at(target, advice) as ready:
                 yield ready
 
 
 @contextmanager
-def _starting_at(target: str | None) -> Iterator[DeferredStart]:
+def _starting_at(target: str | None, advice: str) -> Iterator[DeferredStart]:
     """Start Ray on this machine, or connect to a cluster, in the background."""
     ready = DeferredStart()
     over = Event()
@@ -123,7 +125,7 @@ def _starting_at(target: str | None) -> Iterator[DeferredStart]:
             return
         # On Linux, the processes that Ray starts here end with the thread that started them.
         try:
-            with _connected(target) if target else _started():
+            with _connected(target) if target else _started(advice):
                 ready.set_result(None)
                 over.wait()
         except BaseException as error:
@@ -171,8 +173,8 @@ def _wanted(address: str | None) -> str | None:
 
 
 @contextmanager
-def _started() -> Iterator[None]:
-    """A Ray on this machine, with all its resources. Raises UserError when Ray fails to start."""
+def _started(advice: str) -> Iterator[None]:
+    """A Ray on this machine, with all its resources. Raises UserError with an advice when Ray fails to start."""
     with ExitStack() as opened:
         try:
             memory = int(local_resources()["memory"])
@@ -181,7 +183,7 @@ def _started() -> Iterator[None]:
             # Ray has no exception of its own for a failed start.
             raise UserError(
                 f"Ray failed to start on this machine ({first_line(error)}): it may be overloaded, or its temporary "
-                "folder (RAY_TMPDIR, or else /tmp) unusable; try again, or set resources.executor to inline"
+                f"folder (RAY_TMPDIR, or else /tmp) unusable; {advice}"
             ) from error
         yield
 

@@ -28,7 +28,7 @@ from hedgerow.platform.tracking.run_folder import (
     new_series,
     started_run,
 )
-from hedgerow.platform.tracking.summary import meta_regret
+from hedgerow.platform.tracking.summary import first_to, meta_regret, target_label
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
@@ -167,15 +167,33 @@ def _on_ray(experiment: Experiment, address: str | None) -> bool:
     return experiment.resources.executor != "inline" and not runs_here(experiment, address)
 
 
+def add_targets(finished: list[FinishedRun]) -> list[float]:
+    """Measure all runs against the targets of any of them; returns those that are accuracies.
+
+    A run whose rounds do not have the metric of a target has no entry for it.
+    """
+    evaluations = [run.experiment.evaluation for run in finished]
+    goals = dict.fromkeys((target, one.target_metric) for one in evaluations for target in one.targets)
+    for run in finished:
+        costs = {
+            target_label(target, metric): first_to(run.records, target, metric)
+            for target, metric in goals
+            if any(metric in record for record in run.records)
+        }
+        run.summary["to_target"] = costs | run.summary["to_target"]
+    return list(dict.fromkeys(target for one in evaluations for target in one.accuracies))
+
+
 def runs_output(finished: list[FinishedRun]) -> CommandOutput:
     """Returns the results of all runs, their figures and their folders."""
     add_regrets(finished)
+    targets = add_targets(finished)
     comparison: list[Path] = []
     if len(finished) > 1:
         records = {run.experiment.name: run.records for run in finished}
         folder = Path(finished[0].experiment.output) / "comparison"
         with optional_figures(print_warning):
-            comparison = draw_curves(records, folder, finished[0].experiment.evaluation.accuracies)
+            comparison = draw_curves(records, folder, targets)
     figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
 
     def render() -> None:

@@ -202,13 +202,22 @@ class MlflowStore:
         if (folder / "figures").exists():
             self.client.log_artifacts(self.run_id, str(folder / "figures"), "figures")
 
-    def log_model(self, saved: Path) -> None:
-        """Record the model that `save_model` wrote, loadable with mlflow.pytorch.load_model; once per run."""
+    @property
+    def params(self) -> dict[str, str]:
+        """Parameters as MLflow has them."""
+        return self.client.get_run(self.run_id).data.params
+
+    def log_model(self, saved: Path, params: dict[str, str] | None = None) -> None:
+        """Record the model that `save_model` wrote, loadable with mlflow.pytorch.load_model; once per run.
+
+        params: parameters that the model was trained with; None: those of this run.
+        """
         run = self.client.get_run(self.run_id)
         if run.outputs is not None and run.outputs.model_outputs:
             return
         home = run.info.experiment_id
-        logged_model = self.client.create_logged_model(home, "model", source_run_id=self.run_id, params=run.data.params)
+        params = params or run.data.params
+        logged_model = self.client.create_logged_model(home, "model", source_run_id=self.run_id, params=params)
         description = Model.load(saved)
         description.model_uuid = description.model_id = logged_model.model_id
         description.run_id, description.artifact_path = self.run_id, logged_model.artifact_location

@@ -90,12 +90,20 @@ DIVERGED = 10.0
 
 
 def diverged(records: list[RoundRecord], classes: int) -> list[str]:
-    """A sentence about a run whose last test loss is not finite or absurdly large.
+    """A sentence about a run that lost the answers of its last round, or whose last test loss is not finite or absurdly
+    large.
 
+    The answers of a client that are not finite are left out. If there are as many as clients, the model has not moved.
     In a classification, a loss is too large if it is above `DIVERGED` times the first one and above 2 ln(classes),
     twice the loss of a uniform guess. Otherwise (one class, or a stream, whose rounds are different tasks) any
     finite loss may be right.
     """
+    end = records[-1] if records else {}
+    if 0 < end.get("participants", 0) <= end.get("dropped", 0):
+        return [
+            f"the run diverged: the answers of all clients in round {end['round']} were not finite; lower lr or set "
+            "clip_norm"
+        ]
     losses = [(record["round"], record["test_loss"]) for record in records if record.get("test_loss") is not None]
     if not losses:
         return []

@@ -8,7 +8,7 @@ import numpy as np
 
 from hedgerow.platform.tracking.formatting import dropped_text, size_text
 from hedgerow.reports.analysis.comparison import EXPLAINED, compare, default_metric, is_lower_better, spread_text
-from hedgerow.reports.analysis.run_reader import ReportData, Run
+from hedgerow.reports.analysis.run_reader import ReportData, Run, Search
 from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings, group_by_seed
 from hedgerow.reports.analysis.statistics import MeanStd
 from hedgerow.reports.charts.charts import histogram
@@ -21,10 +21,14 @@ from hedgerow.reports.sections.fedex_distributions import distribution_figures
 from hedgerow.reports.sections.hedge_weights import hedge_figures, hedge_sentences, search_tables
 from hedgerow.reports.sections.targets import targets
 from hedgerow.searchspaces.results.trials import Trial as Configuration
-from hedgerow.searchspaces.results.trials import final_value, ranked, show
+from hedgerow.searchspaces.results.trials import final_value, number, ranked, show
 
 HEDGE = "Hedge, expected"
 """Label of Hedge's own results, which are expected values under its weights."""
+
+
+MOST_TILES = 3
+"""Largest number of searches with a tile: a published table has a search for each line."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +91,24 @@ def best_groups(groups: list[SeedGroup]) -> list[SeedGroup]:
 
 
 def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str]]:
-    """Key figures of the page: name, value and remark."""
-    metric = default_metric(groups)
-    values = [(g, seed_mean(g, lambda run: final_value(run.records, metric))) for g in groups]
+    """Key figures of the page: name, value and remark.
+
+    First the configuration that each search has selected, with its scores. Runs that are no trials have their best
+    result: of trials, the best test result would be another selection, by test samples.
+    """
+    figures = [_selected(search) for search in data.searches[:MOST_TILES]]
+    compared = [group for group in groups if group.first.search is None]
+    metric = default_metric(compared)
+    values = [(g, seed_mean(g, lambda run: final_value(run.records, metric))) for g in compared]
     scores = [(group, spread) for group, spread in values if spread is not None]
     runs = [run for group in groups for run in group.runs]
-    figures = []
     if scores:
-        sign = -1 if is_lower_better(groups, metric) else 1
+        sign = -1 if is_lower_better(compared, metric) else 1
         group, spread = max(scores, key=lambda pair: sign * pair[1].mean)
         seeds = f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.seed}"
         remark = group.label if len(groups) > 1 else seeds
         figures.append(
-            (f"{'best ' if len(groups) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), remark)
+            (f"{'best ' if len(compared) > 1 else ''}{metric.replace('_', ' ')}", spread_text(spread, metric), remark)
         )
     figures.append(
         (
@@ -116,6 +125,16 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
     if data.searches and (hedge := data.searches[0].finished.hedge):
         figures.append(("regret", show(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
     return figures
+
+
+def _selected(search: Search) -> tuple[str, str, str]:
+    """Tile of a search: the configuration that it has selected, with its validation and test scores."""
+    finished = search.finished
+    scores = {name: number(name, value) for name, value in finished.winner_scores.items()}
+    text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in scores.items())
+    if finished.plan.search.is_one_run:
+        return "final model", finished.plan.experiment.algorithm.name, text
+    return "selected configuration", finished.winner_label or "none", text or finished.obstacle
 
 
 def seed_mean(group: SeedGroup, number_of: Callable[[Run], float | None]) -> MeanStd | None:

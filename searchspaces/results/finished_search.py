@@ -13,6 +13,7 @@ from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.runs.finished_run import page, rounds_frame
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.formatting import dropped_text
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
@@ -96,20 +97,77 @@ class FinishedSearch:
         return self.folder.record()["status"]
 
     @property
-    def best(self) -> Trial:
-        """Expert with the largest final weight; in a sweep, the trial with the best final metric."""
+    def winner(self) -> Trial | None:
+        """Same as `best`; None if there is none."""
+        search = self.plan.search
+        if search.is_one_run:
+            return next((trial for trial in self.trials if trial.records and trial.status != "failed"), None)
         if self.hedge:
-            return self.trials[self.hedge[-1]["leader"]]
-        return ranked(self.trials, self.plan.search.metric, self.plan.search.mode)[0]
+            weights = self.hedge[-1]["weights"]
+            order = sorted(self.trials, key=lambda trial: -weights[int(trial.name)])
+        else:
+            order = ranked(self.trials, search.metric, search.mode)
+        return next((trial for trial in order if trial.can_win(search.metric)), None)
+
+    @property
+    def best(self) -> Trial:
+        """Expert with the largest final weight; in a sweep, the trial with the best final metric.
+
+        A trial that failed or diverged is never the best one. Raises UserError if no other one has a value.
+        """
+        if (winner := self.winner) is None:
+            raise UserError(f"{self.folder} has no best trial: {self.obstacle}")
+        return winner
+
+    @property
+    def obstacle(self) -> str:
+        """Reason why there is no winner, if there is none."""
+        if not self.trials:
+            return "no trial has started"
+        if any(trial.is_sound for trial in self.trials):
+            return f"no trial that neither failed nor diverged has a finite {self.plan.search.metric} yet"
+        reason = next((f": {trial.diverged}" for trial in self.trials if trial.diverged), "")
+        return f"all {len(self.trials)} trials failed or diverged{reason}"
+
+    @property
+    def divergence_warnings(self) -> list[str]:
+        """Sentences about trials that diverged, and about answers of clients that the winner left out."""
+        winner, trials = self.winner, [trial for trial in self.trials if trial.diverged]
+        if winner is None:
+            return [f"the search has no winner: {self.obstacle}"]
+        if self.plan.search.is_one_run:
+            return [f"trial {trial.name}: {trial.diverged}" for trial in trials]
+        numbers = ", ".join(trial.name for trial in trials)
+        sentences = [f"{len(trials)} of {len(self.trials)} trials diverged and cannot win: {numbers}"] * bool(trials)
+        if dropped := int(sum(record["dropped"] for record in winner.records)):
+            sentences.append(f"trial {winner.name}, the winner: {dropped_text(dropped).removeprefix('warning: ')}")
+        return sentences
 
     @property
     def test_score(self) -> dict[str, float]:
-        """Test accuracy and loss of the best trial at its last evaluation, which selected nothing; {} on a stream."""
-        if self.plan.experiment.task.partition.is_stream:
+        """Test accuracy and loss of the best trial at its last evaluation, which selected nothing; {} on a stream, and
+        without a best trial.
+        """
+        winner = self.winner
+        if winner is None or self.plan.experiment.task.partition.is_stream:
             return {}
         names = [f"test_{name}" for name in self.plan.experiment.task.modes]
-        scores = {name: final_value(self.best.records, name) for name in names}
+        scores = {name: final_value(winner.records, name) for name in names}
         return {name: value for name, value in scores.items() if value is not None}
+
+    @property
+    def winner_scores(self) -> dict[str, float]:
+        """Final value of the metric of the search for the best trial, and its `test_score`."""
+        metric, winner = self.plan.search.metric, self.winner
+        value = winner and final_value(winner.records, metric)
+        return ({} if value is None else {metric: value}) | self.test_score
+
+    @property
+    def winner_label(self) -> str:
+        """Configuration of the best trial; empty if there is none."""
+        if (winner := self.winner) is None:
+            return ""
+        return trial_labels(self.trials)[self.trials.index(winner)].removeprefix(f"{winner.name} ")
 
     @property
     def test_note(self) -> str | None:
@@ -118,10 +176,14 @@ class FinishedSearch:
 
     @property
     def selection_lines(self) -> list[str]:
-        """Sentences about the samples that selected the best trial, and its test score; empty on a stream."""
+        """Sentences about the samples that selected the best trial, and its test score; empty on a stream. If every
+        trial failed or diverged, a sentence that says so.
+        """
+        if self.trials and not any(trial.is_sound for trial in self.trials):
+            return [f"There is no winner: {self.obstacle}."]
         if not self.test_score:
             return []
-        validation, best = self.plan.experiment.task.validation, self.best
+        validation = self.plan.experiment.task.validation
         lines = []
         if validation and not self.plan.selects_on_test:
             whose = (
@@ -131,11 +193,7 @@ class FinishedSearch:
         scores = ", ".join(f"{name.replace('_', ' ')} {number(name, x)}" for name, x in self.test_score.items())
         if self.plan.search.is_one_run:
             return [*lines, f"Test score of the final model: {scores}."]
-        label = trial_labels(self.trials)[self.trials.index(best)]
-        return [
-            *lines,
-            f"Test score of the winner, {label.removeprefix(f'{best.name} ')} (trial {best.name}): {scores}.",
-        ]
+        return [*lines, f"Test score of the winner, {self.winner_label} (trial {self.best.name}): {scores}."]
 
     @property
     def deployed_curves(self) -> dict[str, Points]:
@@ -183,18 +241,19 @@ class FinishedSearch:
     @property
     def thetas(self) -> list[Distribution]:
         """Distributions of the best trial after each of its rounds; empty if its clients do not draw by FedEx."""
-        if not self.trials or not self.best.records:
+        if (winner := self.winner) is None:
             return []
         usual = self.plan.experiment.fedex
-        own = {key: value for key, value in self.best.overrides.items() if key.partition(".")[0] == "fedex"}
+        own = {key: value for key, value in winner.overrides.items() if key.partition(".")[0] == "fedex"}
         # Of the file, only this section: others may name classes, which reading does not import.
         section = with_overrides({"fedex": usual and usual.model_dump()}, own)["fedex"]
-        return distributions(FedEx.model_validate(section), self.best.records) if section else []
+        return distributions(FedEx.model_validate(section), winner.records) if section else []
 
     @property
     def summary(self) -> dict[str, Any]:
         """Hedge's regret and choices (`hedge_summary`); in a sweep, the row of the best trial. With the test score of
-        the best trial, as `winner_test_accuracy` and `winner_test_loss`, and its distributions of FedEx, as `theta`.
+        the best trial, as `winner_test_accuracy` and `winner_test_loss`, and its distributions of FedEx, as `theta`. If
+        there is no best trial, without these.
         """
         winner: dict[str, Any] = {f"winner_{name}": value for name, value in self.test_score.items()}
         if thetas := self.thetas:
@@ -202,7 +261,7 @@ class FinishedSearch:
         if self.hedge:
             labels = trial_labels(self.trials)
             return hedge_summary(self.hedge, labels, self.plan.search.metric, self.trials) | winner
-        return self.rows[0] | winner
+        return self.rows[0] | winner if self.winner else winner
 
     @cached_property
     def frame(self) -> "DataFrame":
@@ -315,7 +374,14 @@ def read_trials(folder: RunFolder) -> list[Trial]:
     """Reads the started trials of a search from their run folders, sorted by number."""
     experts = [RunFolder(path) for path in sorted((folder.path / "experts").glob("*"))]
     return [
-        Trial(expert.name, expert.record()["overrides"], RunLog(expert.metrics).read(), expert.record()["status"])
+        Trial(
+            expert.name,
+            record["overrides"],
+            RunLog(expert.metrics).read(),
+            record["status"],
+            "; ".join(record.get("diverged", [])),
+        )
         for expert in experts
         if expert.exists
+        for record in [expert.record()]
     ]

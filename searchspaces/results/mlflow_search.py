@@ -11,6 +11,7 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.mlflow_store import MlflowPlace, MlflowStore, experiment_id, open_client
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.results.trials import Trial, expert_folder, searched_keys, short_names, trial_label
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
@@ -96,8 +97,9 @@ class SearchStore:
             store.describe(run_text(expert_folder(self.folder.path, expert)))
 
     def log_model(self, saved: Path) -> None:
-        """Record the best trial's model as the model of the search; see `MlflowStore.log_model`."""
-        self.parent.log_model(saved)
+        """Record the best trial's model as the model of the search, with that trial's parameters."""
+        best = FinishedSearch.read(self.folder).best
+        self.parent.log_model(saved, self.child(int(best.name)).params)
 
     def end(self, status: str) -> None:
         """End every open run; an expert that finished, stopped or failed gets its own status instead of `status`."""

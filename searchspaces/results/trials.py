@@ -32,13 +32,25 @@ class Trial:
     """One configuration of a search and its run.
 
     overrides: the searched keys of the experiment file, dotted, and their values.
-    records: the run's rounds as in its metrics.jsonl; empty if it failed before its first round.
+    records: the run's rounds as in its metrics.jsonl; empty if it failed before its first round. diverged: sentence
+    about it, empty if the run did not diverge.
     """
 
     name: str
     overrides: dict[str, Any]
     records: list[RoundRecord]
     status: str = "finished"
+    diverged: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the run neither failed nor diverged."""
+        return self.status != "failed" and not self.diverged
+
+    def can_win(self, metric: str) -> bool:
+        """Whether a search by this metric may choose the trial: it is sound, and its final value is finite."""
+        value = final_value(self.records, metric)
+        return self.is_sound and value is not None and math.isfinite(value)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -120,16 +132,15 @@ def tie_breaker(records: list[RoundRecord], metric: str) -> float:
 
 
 def ranked(trials: list[Trial], metric: str, mode: str) -> list[Trial]:
-    """Trials by final value, best first, ties by `tie_breaker`; then diverged trials, then trials without the metric.
-
-    mode: "max" or "min". A trial has diverged if its final value is NaN or inf.
+    """Trials by final value, best first, ties by `tie_breaker`; then those that cannot win, then those without the
+    metric. mode: "max" or "min".
     """
 
     def place(trial: Trial) -> tuple[int, float, float]:
         value = final_value(trial.records, metric)
         if value is None:
             return 2, 0.0, 0.0
-        if not math.isfinite(value):
+        if not trial.can_win(metric):
             return 1, 0.0, 0.0
         return 0, -value if mode == "max" else value, tie_breaker(trial.records, metric)
 
@@ -153,16 +164,16 @@ def sweep_rows(
     """
     keys = searched_keys(trials)
     order = ranked(trials, metric, mode)
-    weights = {id(t): w for t, w in zip(trials, hedge_records[-1]["weights"], strict=True)} if hedge_records else {}
+    weights = hedge_records[-1]["weights"] if hedge_records else []
     rows = []
     for trial, costs in zip(order, _costs(order, targets, target_metric), strict=True):
         values = [r[metric] for r in trial.records if r.get(metric) is not None and math.isfinite(r[metric])]
         row = {"trial": trial.name, **{key: trial.settings.get(key) for key in keys}}
         if weights:
-            row["weight"] = weights[id(trial)]
+            row["weight"] = weights[int(trial.name)]
         row[metric] = final_value(trial.records, metric)
         row[f"best_{metric}"] = (max if mode == "max" else min)(values, default=None)
-        rows.append(row | costs | {"status": trial.status})
+        rows.append(row | costs | {"status": "diverged" if trial.diverged else trial.status})
     return rows
 
 
@@ -174,7 +185,7 @@ def best_per_metric(
 ) -> list[Row]:
     """Best trial for each final metric, and for the transmissions to each target: name, configuration and value.
 
-    decides: whether a trial may be the best one by a metric.
+    decides: whether a trial may be the best one by a metric. A trial that failed or diverged never is.
 
     Each row also has the costs of the trial as in `sweep_rows`, since the most accurate trial is rarely the cheapest. A
     metric that no trial has is omitted; a target that no trial reached has a row of None.
@@ -189,7 +200,11 @@ def best_per_metric(
     rows: list[Row] = []
     for metric, values in columns.items():
         sign = -1 if metric not in known or mode_of(metric) == "min" else 1
-        finite = {i: sign * value for i, value in enumerate(values) if value is not None and math.isfinite(value)}
+        finite = {
+            i: sign * value
+            for i, value in enumerate(values)
+            if value is not None and math.isfinite(value) and trials[i].is_sound
+        }
         if finite:
             best = max(finite, key=lambda i: (finite[i], -tie_breaker(trials[i].records, metric)))
             label = trial_label(trials[best], names)

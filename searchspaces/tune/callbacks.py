@@ -21,7 +21,7 @@ from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, now
-from hedgerow.platform.tracking.summary import is_done, kept, summarise
+from hedgerow.platform.tracking.summary import diverged, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import members
@@ -47,6 +47,7 @@ class SearchCallback(tune.Callback):
     """Forwards the reports of trials and Hedge, and maintains the records of the trials' run folders.
 
     folder: run folder of the search. lock: lock of that folder. notify: called with messages about silent trials.
+    classes: see `summary.diverged`.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class SearchCallback(tune.Callback):
         show: ShowSearch | None,
         tracker: Tracker | None,
         notify: Callable[[str], None],
+        classes: int,
     ):
-        self.folder, self.plan, self.lock, self.notify = folder, plan, lock, notify
+        self.folder, self.plan, self.lock, self.notify, self.classes = folder, plan, lock, notify, classes
         self.show, self.tracker = show, tracker
         self.health: RayHealth | None = None
         self.lost: RayLost | None = None
@@ -165,6 +167,14 @@ class SearchCallback(tune.Callback):
         return Watch(who, WatchedActor(trial.temporary_state.ray_actor), self._silence, *files), signs
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._enter(trial)
+        self._started[trial.trial_id] = trial
+        self._pass_on_notices(trial)
+        self._watches[trial.trial_id] = self._watch(trial)
+        self._state(trial, "running")
+
+    def _enter(self, trial: Trial) -> None:
+        """Write the records of the trial's run folders."""
         for index, overrides in members(trial.trial_id, trial.config):
             folder = expert_folder(self.folder, index)
             # Called again after every pause, in population based training with another configuration.
@@ -176,10 +186,6 @@ class SearchCallback(tune.Callback):
                 folder.update(name=folder.name, status="running", created=created, overrides=overrides, data=data)
                 if self.show and not self.plan.configurations:
                     self.show.labels[index] = short_label(overrides)
-        self._started[trial.trial_id] = trial
-        self._pass_on_notices(trial)
-        self._watches[trial.trial_id] = self._watch(trial)
-        self._state(trial, "running")
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: RoundRecord, **info: Any
@@ -206,6 +212,7 @@ class SearchCallback(tune.Callback):
         for index, _ in members(trial.trial_id, trial.config):
             folder = expert_folder(self.folder, index)
             records = RunLog(folder.metrics).read()
+            folder.update(diverged=diverged(records, self.classes))
             if not is_done(self.plan.experiment, records):
                 self._end(index, "stopped")
                 continue
@@ -218,6 +225,8 @@ class SearchCallback(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._pass_on_notices(trial)
+        # A trial may fail before it starts. It has a folder as well, since weights and losses are by number.
+        self._enter(trial)
         for index, _ in members(trial.trial_id, trial.config):
             self._end(index, "failed")
 

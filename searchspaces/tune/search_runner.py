@@ -48,7 +48,7 @@ from hedgerow.platform.tracking.run_folder import (
     started_run,
     unfinished_run,
 )
-from hedgerow.platform.tracking.summary import diverged, left_out
+from hedgerow.platform.tracking.summary import left_out
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
@@ -211,7 +211,8 @@ def _carry_out(
     tracking = plan.experiment.tracking
     tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
     warnings = unhashed(folder) + changed_settings_warnings(folder)
-    listener = SearchCallback(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings))
+    classes = data[0].classes if plan.experiment.task.loss.name == "cross_entropy" else 1
+    listener = SearchCallback(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings), classes)
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     if show:
@@ -236,8 +237,7 @@ def _carry_out(
         for trial in finished.trials:
             run_record = expert_folder(folder.path, int(trial.name)).record()
             warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
-        classes = data[0].classes if plan.experiment.task.loss.name == "cross_entropy" else 1
-        warnings += [f"trial {finished.best.name}: {text}" for text in diverged(finished.best.records, classes)]
+        warnings += finished.divergence_warnings
         finished.write()
         warnings += _record(finished)
         folder.update(status="finished", finished=now(), summary=finished.summary)
@@ -457,8 +457,9 @@ def open_search_store(folder: RunFolder) -> Any:
 
 
 def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
-    """Write the best trial's model in MLflow's format, if that trial has a checkpoint."""
-    best = finished.best
+    """Write the best trial's model in MLflow's format, if there is one and it has a checkpoint."""
+    if (best := finished.winner) is None:
+        return
     folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
     if latest_checkpoint(folder.checkpoints):
         save_final_model(experiment, data[0], saved_parameters(experiment, folder, data), target)

@@ -164,7 +164,7 @@ def test_automatic_silence_is_ten_times_the_longest_exchange_and_a_minute_at_lea
 def test_a_trial_that_waits_for_others_is_not_silent(tmp_path):
     resources = {"silence": 0.05, "actor_timeout": 0.1}
     wanted, said = plan(tmp_path, resources=resources), []
-    listener = SearchCallback(tmp_path, wanted, None, None, None, said.append)
+    listener = SearchCallback(tmp_path, wanted, None, None, None, said.append, 10)
     listener.health = SimpleNamespace(check=lambda: True)
     scheduler = HedgeScheduler(1)
     listener.is_idle = scheduler.is_holding

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -78,7 +79,15 @@ def test_a_bad_second_file_is_told_before_the_first_is_run(tmp_path, monkeypatch
 def test_two_experiments_are_run_compared_and_drawn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text(GOOD)
-    (tmp_path / "b.yaml").write_text(GOOD.replace("name: good", "name: other").replace("fedavg,", "fedprox, mu: 0.1,"))
+    other = GOOD.replace("name: good", "name: other").replace("fedavg,", "fedprox, mu: 0.1,")
+    (tmp_path / "b.yaml").write_text(other.replace("targets: [0.01, 0.99]", "targets: [0.02]"))
+    result = CliRunner().invoke(main, ["run", "a.yaml", "b.yaml", "--json"], catch_exceptions=False)
+    # Both are measured against the targets of both files.
+    reached = [{"rounds": 1, "transmissions": 1.0}] * 2
+    assert [run["summary"]["to_target"] for run in json.loads(result.stdout)["runs"]] == [
+        dict(zip(("0.01", "0.99", "0.02"), (reached[0], None, reached[0]), strict=True))
+    ] * 2
+    shutil.rmtree(tmp_path / "runs")
     result = CliRunner().invoke(main, ["run", "a.yaml", "b.yaml"], catch_exceptions=False)
     assert result.exit_code == 0
     for words in ("good: round 3/3", "other: round 3/3", "Results", "transmissions", "3+"):

@@ -16,13 +16,14 @@ from reported_runs import small
 
 from hedgerow import load
 from hedgerow.cli import main
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.reports.analysis.comparison import compare
 from hedgerow.reports.analysis.run_reader import read_all
 from hedgerow.reports.analysis.seed_groups import group_by_seed
-from hedgerow.reports.page.layout import PageSection, sections
+from hedgerow.reports.page.layout import PageSection, sections, tiles
 from hedgerow.reports.page.page import render_page
 from hedgerow.reports.sections.curves import curves
 
@@ -88,6 +89,54 @@ def test_each_hedge_search_has_a_line_of_its_own_and_seeds_a_band(run, tmp_path)
     for name, label in (("search-1", "one"), ("search-2", "one"), ("search-3", "two")):
         losses = next(part for part in found[name].parts if part.title == "Losses by round")
         assert dict(map(reversed, losses.legend))[f"Hedge, expected: {label}"] == of_hedge[f"Hedge, expected: {label}"]
+
+
+def test_the_first_tile_is_the_selected_configuration_whatever_its_test_score(run, tmp_path):
+    path = Path(searched(run, tmp_path / "grid", 3))
+    validation = {"fraction": 0.2, "from": "clients"}
+    change(RunFolder(path), task={"validation": validation}, search={"kind": "grid", "metric": "validation_accuracy"})
+    RunLog(path / "metrics.jsonl").replace([])
+    for selecting, tested in (([0.5, 0.9, 0.7], [0.8, 0.6, 0.75]), ([0.5, 0.9, 0.7], [0.6, 0.8, 0.75])):
+        for i, (high, test) in enumerate(zip(selecting, tested, strict=True)):
+            log = RunLog(path / "experts" / f"{i:03d}" / "metrics.jsonl")
+            log.replace(
+                [r | {"validation_accuracy": high, "test_accuracy": test, "test_loss": 0.5} for r in log.read()]
+            )
+        material = read_all([str(path)])
+        figures = tiles(material, group_by_seed(material.all_runs)[0])
+        scores = f"validation accuracy 90.0 %, test accuracy {100 * tested[1]:.1f} %, test loss 0.500"
+        assert figures[0] == ("selected configuration", "lr=0.2", scores)
+        assert not any("best" in name for name, _, _ in figures)
+        assert f'<dt>selected configuration</dt><dd>lr=0.2</dd><dd class="whose">{scores}</dd>' in render_page(material)
+
+
+def test_a_trial_that_failed_or_diverged_is_not_selected(run, tmp_path):
+    path = Path(searched(run, tmp_path / "hedge", 3))
+    # By the weights, the first expert leads.
+    experts = [RunFolder(path / "experts" / f"{i:03d}") for i in range(3)]
+    assert load(path).best.name == "000"
+    experts[0].update(status="failed")
+    assert load(path).best.name == "001"
+    experts[1].update(diverged=["the run diverged: its test loss is nan in round 6"])
+    found = load(path)
+    assert found.best.name == "002"
+    assert [(row["trial"], row["status"]) for row in found.rows][1:] == [("000", "failed"), ("001", "diverged")]
+    assert {row["trial"] for row in found.best_rows} == {"002", None}
+    assert found.divergence_warnings == ["1 of 3 trials diverged and cannot win: 001"]
+    experts[2].update(status="failed")
+    RunFolder(path).update(status="failed")
+    found = load(path)
+    with pytest.raises(UserError, match=r"hedge has no best trial: all 3 trials failed or diverged: the run diverged"):
+        _ = found.best
+    assert found.test_score == {}
+    assert "all 3 trials failed or diverged" in render_page(read_all([str(path)]))
+    assert "winner" not in found.summary
+    found.write()
+    for expert in experts:
+        shutil.rmtree(expert.path)
+    RunLog(path / "metrics.jsonl").replace([])
+    with pytest.raises(UserError, match="has no best trial: no trial has started"):
+        _ = load(path).best
 
 
 def test_the_page_compares_hedge_as_the_command_does(run, tmp_path):

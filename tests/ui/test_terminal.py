@@ -103,6 +103,16 @@ def test_a_run_has_diverged_if_its_last_loss_is_absurd(losses, classes, says):
     assert diverged([{"round": 1, "ctm": 0.5, "test_loss": 1.0}, {"round": 2, "ctm": 0.5, "test_loss": 99.0}], 10) == []
 
 
+@pytest.mark.parametrize(
+    ("dropped", "participants", "lost"), [(0, 5, False), (4, 5, False), (5, 5, True), (0, 0, False)]
+)
+def test_a_run_has_diverged_if_no_client_answered_with_finite_numbers_in_its_last_round(dropped, participants, lost):
+    first = {"round": 1, "test_loss": 2.3, "dropped": 5, "participants": 5}
+    run = [first, {"round": 2, "test_loss": 2.3, "dropped": dropped, "participants": participants}]
+    says = "the run diverged: the answers of all clients in round 2 were not finite; lower lr or set clip_norm"
+    assert diverged(run, 10) == [says] * lost
+
+
 def test_a_table_leaves_out_columns_and_cuts_no_word():
     summary = summarise(
         [{**record, "client_accuracy": 0.5, "client_accuracy_worst10": 0.25} for record in RUN], [0.6, 0.7]

@@ -95,6 +95,19 @@ def test_equals_are_ordered_by_their_validation_loss_or_else_by_the_loss_of_the_
         assert best["trial"] == "001"
 
 
+def test_trials_that_failed_or_diverged_come_after_the_others_and_are_the_best_by_no_metric():
+    found = [
+        Trial("000", {"lr": 1}, records([0.9]), "failed"),
+        Trial("001", {"lr": 2}, records([0.8]), "finished", "the run diverged"),
+        Trial("002", {"lr": 3}, records([0.5])),
+        Trial("003", {"lr": 4}, records([0.4]), "stopped"),
+    ]
+    assert [trial.name for trial in ranked(found, "test_accuracy", "max")] == ["002", "003", "000", "001"]
+    rows = best_per_metric(found, [0.4])
+    assert {row["trial"] for row in rows} == {"002"}
+    assert [trial.can_win("test_accuracy") for trial in found] == [False, False, True, True]
+
+
 def test_equals_without_a_loss_keep_their_order():
     equal = [Trial(name, {}, records([0.5])) for name in ("000", "001", "002")]
     assert [trial.name for trial in ranked(equal, "test_accuracy", "max")] == ["000", "001", "002"]
@@ -104,7 +117,7 @@ def test_hedges_last_weights_go_with_their_experts_wherever_those_are_sorted():
     found = trials()[:3]
     hedge = [{"weights": [0.5, 0.3, 0.2]}, {"weights": [0.1, 0.7, 0.2]}]
     rows = sweep_rows(found[::-1], "test_accuracy", "max", [], hedge)
-    assert [(row["trial"], row["weight"]) for row in rows] == [("000", 0.2), ("001", 0.7), ("002", 0.1)]
+    assert [(row["trial"], row["weight"]) for row in rows] == [("000", 0.1), ("001", 0.7), ("002", 0.2)]
 
 
 def test_an_algorithm_that_transmits_nothing_has_no_gain():

@@ -18,6 +18,7 @@ from mlflow.tracking import MlflowClient
 from processes import hedgerow
 from searches import ROUNDS, one_after_the_other, plan
 
+from hedgerow import load
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import default_uri
@@ -120,6 +121,9 @@ class TestHedge:
         mlflow.set_tracking_uri(default_uri(tracked.folder.path.parent))
         (model,) = mlflow.search_logged_models(output_format="list", experiment_ids=[runs[0].info.experiment_id])
         assert model.source_run_id == parent_id
+        # The model is the winner's, and so are its parameters.
+        assert float(model.params["algorithm.lr"]) == tracked.best.overrides["algorithm.lr"]
+        assert float(model.params["algorithm.pull"]) == tracked.best.overrides["algorithm.pull"]
 
     def test_a_store_that_is_made_anew_ends_the_runs_of_the_one_before(self, tracked):
         client, runs = runs_of(tracked)
@@ -178,6 +182,15 @@ class TestSweeps:
         record = json.loads((finished.folder.path / "experts" / "003" / "run.json").read_text())
         assert record["summary"]["test_accuracy"] == alone.summary["test_accuracy"]
         assert record["plans"]["train/clients"] == {"mode": "loop", "chunk": 1, "compiled": False}
+
+    def test_a_search_in_which_every_trial_diverges_has_no_winner_and_says_why(self, tmp_path):
+        kind = {"kind": "grid", "space": {"algorithm.lr": [1e30, 1e35]}}
+        finished = search(plan(tmp_path, rounds=2, algorithm={"name": "fedavg"}, search=kind))
+        assert finished.winner is None
+        assert "the search has no winner: all 2 trials failed or diverged: the run diverged" in finished.warning
+        with pytest.raises(UserError, match="has no best trial"):
+            _ = load(finished.folder.path).best
+        assert finished.folder.record()["summary"] == {}
 
     @pytest.mark.exhaustive("processes")
     def test_asha_stops_the_weaker_trials_early(self, tmp_path):
@@ -295,3 +308,17 @@ def _rounds(folder: Path) -> int:
 def test_a_search_file_is_yaml_that_a_person_reads(tmp_path):
     text = plan(tmp_path).dump()
     assert yaml.safe_load(text)["search"]["space"]["algorithm.lr"]["grid"] == [0.01, 0.3]
+
+
+@pytest.mark.exhaustive("processes")
+def test_a_search_whose_ray_cannot_start_is_not_advised_to_run_without_ray(tmp_path):
+    taken, file = tmp_path / "file", tmp_path / "file.yaml"
+    taken.touch()
+    file.write_text(plan(tmp_path / "runs", resources={"executor": "inline"}).dump())
+    environment = os.environ | {"RAY_TMPDIR": str(taken)}
+    ended = hedgerow("search", str(file), env=environment, stderr=subprocess.PIPE, text=True)
+    _, words = ended.communicate()
+    assert ended.returncode == 2
+    assert words.startswith("hedgerow: Ray failed to start on this machine (")
+    assert words.count("\n") == 1
+    assert words.endswith("unusable; try again\n")
