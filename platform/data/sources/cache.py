@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +42,16 @@ def load_dataset(config: Source, root: Path | None = None) -> Dataset:
     if config.is_own:
         return _loaded(config, root)
     # The key contains size and time of the files: changed files are converted again.
-    stamps = [
-        [str(f.absolute()), s.st_size, s.st_mtime_ns] for f in config.files(root) if f.exists() for s in [f.stat()]
-    ]
+    with _readable():
+        stamps = [
+            [str(f.absolute()), s.st_size, s.st_mtime_ns] for f in config.files(root) if f.exists() for s in [f.stat()]
+        ]
     key = json.dumps([_FORMAT, config.model_dump(mode="json"), stamps], sort_keys=True)
     entry = cache_folder() / "data" / f"{config.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     with suppress(*_DAMAGED):
         return _read(entry)
-    dataset = _loaded(config, root)
+    with _readable():
+        dataset = _loaded(config, root)
     try:
         _write(dataset, entry)
     except OSError as error:
@@ -61,6 +64,18 @@ def load_dataset(config: Source, root: Path | None = None) -> Dataset:
     with suppress(*_DAMAGED):
         return _read(entry)
     return dataset
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Context manager that turns an error of the file system into a UserError about its file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"task.data: {error.filename or 'a file of the data set'} cannot be read ({error.strerror or error}); "
+            "restore the file, or its permissions"
+        ) from None
 
 
 def _loaded(config: Source, root: Path) -> Dataset:

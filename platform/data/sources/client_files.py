@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.data.zip_members import require_plausible
 
 PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 """Parts of a data set, and the names of their folders in LEAF's format."""
@@ -59,14 +61,14 @@ def read_clients(
                 )
             try:
                 clients[client] = convert(fields)
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RuntimeError) as error:
                 raise _unreadable(file, f"client {client!r} {_fault(error)}") from None
     return clients
 
 
 def client_names(file: Path) -> list[str]:
     """Names of the clients of an HDF5 file of TensorFlow Federated."""
-    with _hdf5(file) as content:
+    with _hdf5(file) as content, _intact(file):
         return list(_examples(file, content))
 
 
@@ -76,7 +78,7 @@ def _leaf(file: Path) -> Iterator[tuple[str, Fields]]:
         users = content["user_data"]
         if not isinstance(users, dict):
             raise TypeError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise _unreadable(file, "it has no mapping `user_data`") from None
     for user, fields in users.items():
         if not isinstance(fields, dict) or not {"x", "y"} <= fields.keys():
@@ -87,7 +89,7 @@ def _leaf(file: Path) -> Iterator[tuple[str, Fields]]:
 
 
 def _tff(file: Path, wanted: Callable[[list[str]], set[str]] | None) -> Iterator[tuple[str, Fields]]:
-    with _hdf5(file) as content:
+    with _hdf5(file) as content, _intact(file):
         examples = _examples(file, content)
         names = list(examples)
         chosen = set(names) if wanted is None else wanted(names)
@@ -96,6 +98,10 @@ def _tff(file: Path, wanted: Callable[[list[str]], set[str]] | None) -> Iterator
                 group = examples[client]
                 if not hasattr(group, "keys"):
                     raise _unreadable(file, f"examples/{client} is not a group")
+                for name, values in group.items():
+                    if hasattr(values, "nbytes"):
+                        what = f"task.data.path: {file}: {name} of client {client!r}"
+                        require_plausible(values.nbytes, values.id.get_storage_size(), what, "download the file again")
                 yield client, dict(group.items())
 
 
@@ -111,6 +117,15 @@ def _hdf5(file: Path) -> Any:
         return h5py.File(file, "r")
     except OSError:
         raise _unreadable(file, "it cannot be opened") from None
+
+
+@contextmanager
+def _intact(file: Path) -> Iterator[None]:
+    """Context manager that turns errors of h5py, which are of several types for a damaged file, into a UserError."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise _unreadable(file, one_line(error)) from None
 
 
 def _examples(file: Path, content: Any) -> Any:

@@ -33,6 +33,11 @@ class Omniglot(Source):
                 label = "/".join(name.parts[-3:-1])
                 if (label, name.name) not in drawings:
                     drawings[label, name.name] = 255 - pixels(archive, name, read, self.size)[:1]
+        if not drawings:
+            raise UserError(
+                f"task.data.path: there are no drawings in images_* in {(root / self.path).absolute()}; put Omniglot's "
+                "zips there"
+            )
         names = tuple(sorted({label for label, _ in drawings}))
         numbers = {label: number for number, label in enumerate(names)}
         x = np.stack(list(drawings.values()))

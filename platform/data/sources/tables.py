@@ -414,7 +414,10 @@ def _index(path: Path) -> set[str]:
         return set()
     from pyarrow import parquet
 
-    metadata = parquet.read_schema(path).pandas_metadata or {}
+    try:
+        metadata = parquet.read_schema(path).pandas_metadata or {}
+    except (ValueError, OSError) as error:
+        raise _unreadable(path, error) from None
     return {name for name in metadata.get("index_columns", []) if isinstance(name, str)}
 
 
