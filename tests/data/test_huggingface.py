@@ -91,9 +91,29 @@ def test_columns_of_numbers_of_lists_and_of_tokens(home):
     assert (len(swapped.x_train), len(swapped.x_test)) == (9, 60)
 
 
+def test_missing_numbers_and_images_with_more_than_8_bits_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("hedgerow.platform.data.sources.huggingface.ROWS", 10)
+    columns = {"age": [*range(58), None, 3], "pair": [[1, i if i - 44 else None] for i in range(60)], "label": list(Y)}
+    columns["image"] = [Image.fromarray(np.full((4, 4), 200 + 20 * i, np.uint16)) for i in range(60)]
+    features = {"age": "int64", "label": "int64"}
+    features = {name: datasets.Value(kind) for name, kind in features.items()}
+    features |= {"pair": datasets.Sequence(datasets.Value("int64")), "image": datasets.Image()}
+    datasets.Dataset.from_dict(columns, features=datasets.Features(features)).save_to_disk(tmp_path / "holes")
+    for column, sentence in (
+        ("age", "column 'age' of holes has no value in row 58; fill it in, or remove the row or the column"),
+        ("pair", "column 'pair' of holes has no value in row 44"),
+        (
+            "image",
+            "task.data.features: holes: the image in row 3 has pixels from 260 to 260, and images have 8 bits here",
+        ),
+    ):
+        assert sentence in refusal(tmp_path, name="huggingface", path="holes", features=column)
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        ({"features": ["image", "age"]}, "has images in column 'image', which cannot be joined with other columns"),
         ({"features": "imag"}, "task.data.features: both has no column 'imag'; did you mean 'image'? (columns: image"),
         ({"label": "lable"}, "task.data.label: both has no column 'lable'; did you mean 'label'?"),
         ({"client_column": "who"}, "task.data.client_column: both has no column 'who'"),

@@ -13,6 +13,7 @@ from PIL import Image
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.sources.cache import load_dataset
+from hedgerow.platform.data.sources.client_folders import ClientFolders
 from hedgerow.platform.data.sources.image_folder import ImageFolder
 
 
@@ -120,6 +121,44 @@ def test_images_without_classes_are_refused(tmp_path):
     laid_out(tmp_path / "none", ["train/images/1.png"])
     with pytest.raises(UserError, match="no images under"):
         folder_of(tmp_path, "none")
+
+
+def test_images_with_more_than_8_bits_are_refused(tmp_path):
+    def write(name, pixels):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / name, format="TIFF" if pixels.dtype == np.float32 else "PNG")
+
+    for client in "ab":
+        for label, value in (("dark", 40), ("light", 250)):
+            for number in range(5):
+                write(f"x/{client}/{label}/{number}.png", np.full((6, 6), value + number % 2, np.uint16))
+    # Such a file may also have values of 8 bits.
+    data = folder_of(tmp_path, "x/a")
+    assert data.sample_shape == (1, 6, 6)
+    assert set(data.x_train[data.y_train == 0].flat) == {40, 41}
+    assert set(data.x_train[data.y_train == 1].flat) == {250, 251}
+    for pixels, found in (
+        (np.full((6, 6), 40_000, np.uint16), "40000 to 40000"),
+        (np.linspace(0, 1, 36, dtype=np.float32).reshape(6, 6), "0 to 1"),
+    ):
+        write("x/b/dark/3.png", pixels)
+        for source in (ImageFolder(path="x/b"), ClientFolders(path="x")):
+            with pytest.raises(UserError, match=rf"dark/3.png has pixels from {found}, and images have 8 bits here"):
+                load_dataset(source, tmp_path)
+
+
+def test_palettes_and_transparency_keep_their_colours(tmp_path):
+    for label, value in (("dark", 50), ("light", 200)):
+        (tmp_path / "x" / label).mkdir(parents=True)
+        grey = Image.new("L", (8, 8), value)
+        palette = Image.new("P", (8, 8), value)
+        palette.putpalette([channel for level in range(256) for channel in (level, level, level)])
+        for number, image in enumerate((grey, palette, *map(grey.convert, ("RGB", "LA", "RGBA")))):
+            image.save(tmp_path / "x" / label / f"{number}.png")
+    data = folder_of(tmp_path)
+    assert data.sample_shape == (1, 8, 8)
+    for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
+        assert (x == np.array([50, 200])[y][:, None, None, None]).all()
 
 
 def test_of_an_image_the_shorter_side_is_resized_and_the_middle_cropped(tmp_path):

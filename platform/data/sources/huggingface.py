@@ -145,6 +145,11 @@ class HuggingFace(Source):
 
         chosen = split.select_columns(features)
         is_image = isinstance(split.features[features[0]], datasets.Image)
+        if is_image and len(features) > 1:
+            raise UserError(
+                f"task.data.features: {self.path} has images in column {features[0]!r}, which cannot be joined with "
+                "other columns; name this column alone"
+            )
         rows = chosen if is_image else chosen.with_format("numpy")
         x = None
         for start in range(0, len(split), ROWS):
@@ -167,7 +172,10 @@ class HuggingFace(Source):
         for number, image in enumerate(images):
             if image is None:
                 raise UserError(f"task.data.features: {self.path} has no image in row {start + number}; remove the row")
-        arrays = [resized(image, self.size) for image in images]
+        arrays = [
+            resized(image, self.size, f"task.data.features: {self.path}: the image in row {start + number}")
+            for number, image in enumerate(images)
+        ]
         if len({array.shape for array in arrays}) > 1:
             raise self._uneven(str(self.features), start, True)
         return np.stack(arrays)
@@ -187,6 +195,13 @@ class HuggingFace(Source):
             raise UserError(
                 f"task.data.features: column {column!r} of {self.path} has values that are not numbers; name columns "
                 "of numbers or images, or tokenise text first"
+            )
+        # Whole numbers become floats in a block of rows with a missing one.
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            row = start + int(np.argwhere(np.isnan(array))[0, 0])
+            raise UserError(
+                f"task.data.path: column {column!r} of {self.path} has no value in row {row}; fill it in, or remove "
+                "the row or the column"
             )
         return array[:, None] if array.ndim == 1 else array
 

@@ -207,7 +207,7 @@ def pixels(path: Path, name: PurePosixPath, read: Callable[[], bytes], size: int
             f"task.data.path: {path}: {name}, of {image.width} x {image.height} pixels,",
             "make it smaller or remove it",
         )
-        return resized(image, size)
+        return resized(image, size, f"task.data.path: {path}: {name}")
     except (UserError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
@@ -221,14 +221,26 @@ def pixels(path: Path, name: PurePosixPath, read: Callable[[], bytes], size: int
         ) from None
 
 
-def resized(image: "Image", size: int | None) -> np.ndarray:
-    """RGB pixels (3, H, W) uint8 of an image: the shorter side is resized and the centre cropped; None: as it is."""
-    from PIL import ImageOps
-    from PIL.Image import Resampling
+def resized(image: "Image", size: int | None, at: str) -> np.ndarray:
+    """RGB pixels (3, H, W) uint8 of an image: the shorter side is resized and the centre cropped; None: as it is.
 
+    at: the image, as the subject of messages. Raises UserError if it has more than 8 bits per pixel and channel.
+    """
+    from PIL import Image as Images
+    from PIL import ImageOps
+
+    if image.mode[0] in "IF":
+        # The conversion of PIL makes every value above 255 white.
+        values = np.asarray(image)
+        if image.mode == "F" or values.min() < 0 or values.max() > 255:
+            raise UserError(
+                f"{at} has pixels from {values.min():g} to {values.max():g}, and images have 8 bits here; scale all "
+                "images alike to 0 to 255, or give the pixels as arrays (npz, or a function)"
+            )
+        image = Images.fromarray(values.astype(np.uint8))
     image = image.convert("RGB")
     if size:
-        image = ImageOps.fit(image, (size, size), Resampling.BILINEAR)
+        image = ImageOps.fit(image, (size, size), Images.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
 
 
