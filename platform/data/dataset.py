@@ -120,7 +120,7 @@ def mistake_in(dataset: Any) -> str | None:
             f"names {len(dataset.class_names)} classes but has {dataset.classes}; give class_names one name for "
             "each class"
         )
-    return _mistake_in_units(dataset)
+    return mistake_in_units(dataset)
 
 
 UNITS = 20
@@ -128,8 +128,10 @@ UNITS = 20
 gives about 255."""
 
 
-def _mistake_in_units(dataset: Dataset) -> str | None:
-    """Finds a `mean` and `std` that do not fit, such as those for pixels from 0 to 1 with pixels up to 255."""
+def mistake_in_units(dataset: Dataset) -> str | None:
+    """Error in `mean` or `std`, such as those for pixels from 0 to 1 with pixels up to 255, and its fix; None if there
+    is none.
+    """
     if dataset.is_tokens or not len(dataset.x_train):
         return None
     rows = np.linspace(0, len(dataset.x_train) - 1, min(len(dataset.x_train), 500)).astype(int)
@@ -149,8 +151,8 @@ def _mistake_in_units(dataset: Dataset) -> str | None:
         if is_far.any() and (word == "std" or dataset.x_train.dtype == np.uint8):
             at = tuple(np.argwhere(is_far)[0])
             return (
-                f"has `{word}` {given[at]:.4g} for samples whose own is {computed[at]:.4g}; give `mean` and `std` in "
-                "the units of the samples: for uint8 images, 255 times those for pixels from 0 to 1"
+                f"has `{word}` {given[at]:.4g}, but its samples have {computed[at]:.4g}; give `mean` and `std` in the "
+                "units of the samples: for uint8 images, 255 times those for pixels from 0 to 1"
             )
     return None
 

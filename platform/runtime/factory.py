@@ -23,6 +23,7 @@ from hedgerow.platform.config.measures_section import MeasureChoice
 from hedgerow.platform.config.registries import ModelConfig, algorithm_class
 from hedgerow.platform.config.teacher_section import Teacher, with_parameters
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.dataset import mistake_in_units
 from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.data.sources.cache import load_dataset
@@ -169,6 +170,8 @@ def check(experiment: Experiment, data_root: Path | None, given: Data | None = N
     quiet_libraries()
     if experiment.checkpoints.storage:
         check_storage(experiment.checkpoints.storage)
+    if given and (problem := mistake_in_units(given[0])):
+        raise UserError(f"data=: the data set {problem}")
     dataset, partition = _validated(experiment, *given) if given else build_data(experiment, data_root)
     check_task(experiment, dataset, partition)
     return dataset, partition

@@ -211,7 +211,7 @@ def test_a_mean_and_std_for_other_units_are_refused(shape, is_own, monkeypatch):
     made = returns(data(255 * 0.5, 255 * 0.25), monkeypatch)
     assert (set(made.mean.flat), set(made.std.flat)) == ({127.5}, {63.75})
     for mean, std, word in ((0.5, 0.25, "std"), (0, 0.3, "std"), (0.13, 60, "mean")):
-        with pytest.raises(UserError, match=rf"name: made.load has `{word}` \d\S+ for samples whose own is [67891]\d+"):
+        with pytest.raises(UserError, match=rf"name: made.load has `{word}` \d\S+, but its samples have [67891]\d+"):
             returns(data(mean, std), monkeypatch)
     if shape == (60, 64):
         return

@@ -205,10 +205,9 @@ def _outline(file: TablePath, columns: Columns) -> _Outline:
             if column not in columns.one_hot:
                 parts[column].append(_stacked(values, column, file.path, "label"))
         row += len(chunk)
+    clients = None if file.client is None else np.full(row, file.client)
     if columns.client:
         clients = _joined(parts[columns.client], "client", file.path)
-    else:
-        clients = None if file.client is None else np.full(row, file.client)
     return _Outline(row, [_joined(parts[column], "label", file.path) for column in columns.label], clients, ids)
 
 
