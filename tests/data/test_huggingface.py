@@ -1,9 +1,11 @@
 """Data sets of the package `datasets`: folders of save_to_disk and Parquet files, with columns of several kinds."""
 
+import io
 import sys
 
 import numpy as np
 import pytest
+from damaged_files import png
 from own_formats import CLIENTS, IMAGES, RNG, X, Y, accuracy, loaded, refusal
 from PIL import Image
 
@@ -78,6 +80,24 @@ def test_without_a_split_for_it_a_part_is_for_testing(home, path):
     data = read(home, path, features="vector", test_fraction=0.4)
     assert np.bincount(data.y_test).tolist() == [8, 8, 8]
     assert sorted(map(tuple, np.r_[data.x_train, data.x_test])) == sorted(map(tuple, X.astype(np.float32)))
+
+
+def test_damaged_and_oversized_images_are_refused(home, tmp_path):
+    sound = io.BytesIO()
+    Image.fromarray(IMAGES[0]).save(sound, "PNG")
+    sound = sound.getvalue()
+    for content, sentence in (
+        (sound[:60], "the image in row 4 is not a readable image ("),
+        (b"", "the image in row 4 is not a readable image ("),
+        (png(30_000, 30_000), "the image in row 4 has too many pixels (Image size (900000000 pixels) exceeds limit"),
+        (png(9000, 6000), "the image in row 4, of 9000 x 6000 pixels, has 0.00979 MB and would become 162 MB; make it"),
+    ):
+        images = [{"bytes": content if row == 4 else sound, "path": None} for row in range(60)]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        path = tmp_path / str(len(content))
+        datasets.Dataset.from_dict({"image": images, "label": Y}, features=features).save_to_disk(path)
+        message = refusal(home, name="huggingface", path=str(path), features="image")
+        assert f"task.data.features: {path}: {sentence}" in message
 
 
 def test_columns_of_numbers_of_lists_and_of_tokens(home):

@@ -1,14 +1,12 @@
 """Folders of images as data sets come: what is a class, what is tested, what becomes of an image's sides."""
 
 import shutil
-import struct
 import tracemalloc
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
-from damaged_files import flipped
+from damaged_files import flipped, png
 from PIL import Image
 
 from hedgerow.platform.common.errors import UserError
@@ -184,15 +182,6 @@ def refusal(root, **options):
         folder_of(root, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def png(width, height):
-    """A small file of a black image; its pixels are there for up to 10 million."""
-    rows = zlib.compress(bytes(min(height * (width + 1), 10**7)), 9)
-    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = [(b"IHDR", head), (b"IDAT", rows), (b"IEND", b"")]
-    parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """What a lost file system, a cut download or a single flipped bit leaves of a file."""
 
 import os
+import struct
+import zlib
 from pathlib import Path
 
 
@@ -26,3 +28,12 @@ def flipped(content: bytes, bit: int) -> bytes:
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
+
+
+def png(width, height):
+    """A small file of a black image; its pixels are there for up to 10 million."""
+    rows = zlib.compress(bytes(min(height * (width + 1), 10**7)), 9)
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", rows), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -13,12 +13,13 @@ from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.mapped_arrays import empty, scratch_folders
-from hedgerow.platform.data.sources.image_folder import resized
+from hedgerow.platform.data.sources.image_folder import decoded, resized
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 from hedgerow.platform.data.sources.source import Source
 
 if TYPE_CHECKING:
     import datasets
+    from PIL import Image
 
 ROWS = 1000
 """Number of rows that are read at a time."""
@@ -150,12 +151,15 @@ class HuggingFace(Source):
                 f"task.data.features: {self.path} has images in column {features[0]!r}, which cannot be joined with "
                 "other columns; name this column alone"
             )
-        rows = chosen if is_image else chosen.with_format("numpy")
+        kind = split.features[features[0]]
+        undecoded = datasets.Image(decode=False)
+        rows = chosen.cast_column(features[0], undecoded) if is_image else chosen.with_format("numpy")
         x = None
         for start in range(0, len(split), ROWS):
             batch = rows[start : start + ROWS]
             if is_image:
-                block = self._images(batch[features[0]], start)
+                images = [self._image(item, kind, start + row) for row, item in enumerate(batch[features[0]])]
+                block = self._images(images, start)
             else:
                 block = np.concatenate([self._numbers(batch[column], column, start) for column in features], axis=1)
             if x is None:
@@ -167,6 +171,16 @@ class HuggingFace(Source):
             return np.zeros((0, len(features)), np.float32)
         is_grey = is_image and all((x[i : i + ROWS] == x[i : i + ROWS, :1]).all() for i in range(0, len(x), ROWS))
         return x[:, :1] if is_grey else x
+
+    def _image(self, item: dict[str, Any] | None, kind: "datasets.Image", row: int) -> "Image.Image | None":
+        """Image of a row, after a look at its size; None if the row has none. Raises UserError."""
+        if item is None:
+            return None
+        return decoded(
+            lambda: item["bytes"] or Path(item["path"]).read_bytes(),
+            f"task.data.features: {self.path}: the image in row {row}",
+            lambda content: kind.decode_example({"bytes": content, "path": None}),
+        )
 
     def _images(self, images: list[Any], start: int) -> np.ndarray:
         for number, image in enumerate(images):

@@ -16,7 +16,7 @@ from hedgerow.platform.data.sources.source import Source
 from hedgerow.platform.data.zip_members import UNREADABLE, opened, require_plausible
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL import Image
 
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 _HALF = (0.5, 0.5, 0.5)
@@ -195,33 +195,38 @@ def _unpacked(archive: ZipFile, name: str) -> bytes:
 
 def pixels(path: Path, name: PurePosixPath, read: Callable[[], bytes], size: int | None) -> np.ndarray:
     """Image as RGB, (3, H, W) uint8: the shorter side is resized and the centre cropped. Raises UserError."""
+    at = f"task.data.path: {path}: {name}"
+    return resized(decoded(read, at), size, at)
+
+
+def decoded(
+    read: Callable[[], bytes], at: str, decode: "Callable[[bytes], Image.Image] | None" = None
+) -> "Image.Image":
+    """Decoded image, after a look at its number of pixels. at: the image, as the subject of messages.
+
+    decode: None opens the content of the file with PIL. Raises UserError.
+    """
     # Imported here, since processes that read the cache do not need it.
     from PIL import Image
 
     try:
         content = read()
         image = Image.open(io.BytesIO(content))
-        require_plausible(
-            3 * image.width * image.height,
-            len(content),
-            f"task.data.path: {path}: {name}, of {image.width} x {image.height} pixels,",
-            "make it smaller or remove it",
-        )
-        return resized(image, size, f"task.data.path: {path}: {name}")
+        pixels = f"{at}, of {image.width} x {image.height} pixels,"
+        require_plausible(3 * image.width * image.height, len(content), pixels, "make it smaller or remove it")
+        image = image if decode is None else decode(content)
+        image.load()
+        return image
     except (UserError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
-        raise UserError(
-            f"task.data.path: {path}: {name} has too many pixels ({one_line(error)}); make it smaller or remove it"
-        ) from None
+        raise UserError(f"{at} has too many pixels ({one_line(error)}); make it smaller or remove it") from None
     except Exception as error:
         # Readers of image formats raise many kinds of errors for damaged files.
-        raise UserError(
-            f"task.data.path: {path}: {name} is not a readable image ({one_line(error)}); replace or remove it"
-        ) from None
+        raise UserError(f"{at} is not a readable image ({one_line(error)}); replace or remove it") from None
 
 
-def resized(image: "Image", size: int | None, at: str) -> np.ndarray:
+def resized(image: "Image.Image", size: int | None, at: str) -> np.ndarray:
     """RGB pixels (3, H, W) uint8 of an image: the shorter side is resized and the centre cropped; None: as it is.
 
     at: the image, as the subject of messages. Raises UserError if it has more than 8 bits per pixel and channel.
