@@ -180,3 +180,14 @@ def test_a_small_hdf5_file_does_not_fill_the_memory(tmp_path):
         UserError, match=r"pixels of client 'u1' has 0 MB and would become 31,360 MB; download the file"
     ):
         loaded(tmp_path, name="femnist")
+
+
+def test_a_small_parquet_file_does_not_fill_the_memory(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    rows = 20_000_000
+    table = pandas.DataFrame({"a": np.zeros(rows, np.int8), "y": np.zeros(rows, np.int8)})
+    table.to_parquet(tmp_path / "t.parquet", index=False)
+    assert (tmp_path / "t.parquet").stat().st_size < 2e5
+    monkeypatch.setattr("hedgerow.platform.common.memory.system_memory", lambda: 1e8)
+    with pytest.raises(UserError, match=r"labels in .*t\.parquet take at least 0\.32 GB, but this machine has 0\.1"):
+        loaded(tmp_path, name="parquet", path="t.parquet", label="y")

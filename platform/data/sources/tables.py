@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.mapped_arrays import empty
@@ -192,6 +193,12 @@ class _Outline(NamedTuple):
 def _outline(file: TablePath, columns: Columns) -> _Outline:
     client = [columns.client] if columns.client else []
     needed = list(dict.fromkeys([*columns.label, *columns.one_hot, *client]))
+    if file.path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        # A column that is constant takes a few bytes for any number of rows.
+        size = 2 * 8 * len(needed) * parquet.read_metadata(file.path).num_rows
+        require(size, f"task.data.path: the labels in {file.path}", "use fewer rows")
     parts: dict[str, list[np.ndarray]] = {column: [] for column in needed}
     ids: dict[str, set[Any]] = {column: set() for column in [*columns.one_hot, *client]}
     row = 0
