@@ -4,12 +4,15 @@ import ctypes
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread, Timer
 from typing import Any
 
+import psutil
 import ray
 from joblib import cpu_count
 from ray.exceptions import AuthenticationError
@@ -27,6 +30,9 @@ from hedgerow.platform.common.ray_private import (
     set_listening,
     without_node_dumps,
 )
+
+STARTING = 30.0
+"""Seconds that Ray gives its own processes to start. A start that takes longer is tried a second time."""
 
 ANSWERING, CONNECTING = 20.0, 60.0
 """Seconds that a cluster has to answer at all, and to accept the connection of this process."""
@@ -176,9 +182,15 @@ def _wanted(address: str | None) -> str | None:
 def _started(advice: str) -> Iterator[None]:
     """A Ray on this machine, with all its resources. Raises UserError with an advice when Ray fails to start."""
     with ExitStack() as opened:
+        begun = time.monotonic()
         try:
-            memory = int(local_resources()["memory"])
-            opened.enter_context(local_ray(num_cpus=cpu_count(), num_gpus=mig_slices(), _memory=memory))
+            try:
+                opened.enter_context(_whole_machine())
+            except Exception:
+                if time.monotonic() - begun < STARTING:
+                    raise
+                # The machine was busy: the files that a start reads are in memory now.
+                opened.enter_context(_whole_machine())
         except Exception as error:
             # Ray has no exception of its own for a failed start.
             raise UserError(
@@ -186,6 +198,11 @@ def _started(advice: str) -> Iterator[None]:
                 f"folder (RAY_TMPDIR, or else /tmp) unusable; {advice}"
             ) from error
         yield
+
+
+def _whole_machine() -> AbstractContextManager[None]:
+    """A Ray with all resources of this machine."""
+    return local_ray(num_cpus=cpu_count(), num_gpus=mig_slices(), _memory=int(local_resources()["memory"]))
 
 
 @contextmanager
@@ -202,6 +219,15 @@ def local_ray(reachable: bool = False, **settings: Any) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+            _end_processes(folder)
+
+
+def _end_processes(folder: Path) -> None:
+    """End the processes of a Ray in a folder; `ray.shutdown` does not know those of a failed start."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if any(str(folder) in argument for argument in process.cmdline()):
+                process.kill()
 
 
 @contextmanager

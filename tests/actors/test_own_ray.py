@@ -160,3 +160,31 @@ def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(s
         for process in (living, killed):
             process.kill()
             process.communicate()
+
+
+HANGING = """
+import threading, time, psutil
+from hedgerow.platform.actors.session import ray_session
+
+def raylets():
+    family = psutil.Process().children(recursive=True)
+    return [one for one in family if one.name() == "raylet" and one.status() != psutil.STATUS_ZOMBIE]
+
+def suspend():
+    while not (started := raylets()):
+        time.sleep(0.01)
+    started[0].suspend()
+
+threading.Thread(target=suspend).start()
+with ray_session():
+    import ray
+    print(len(raylets()), ray.get(ray.put(7)))
+"""
+
+
+@pytest.mark.exhaustive("processes")
+@pytest.mark.timeout(600)
+def test_a_start_that_takes_longer_than_ray_waits_is_tried_a_second_time_and_leaves_nothing(short):
+    output = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True)
+    assert output.stdout == "1 7\n", output.stderr
+    assert not list(short.glob("hr-*"))
