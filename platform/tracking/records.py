@@ -59,10 +59,18 @@ class SettingsNote(Record):
     round: int | None = None
 
 
+class FileRecord(Record):
+    """Length and SHA-256 of a file, see `atomic_file.Fingerprint`."""
+
+    bytes: int
+    sha256: str
+
+
 class Ended(Record):
     """Entries that run.json of a run, a search or a trial may have."""
 
     status: str
+    experiment_file: FileRecord | None = None
     workers: int | None = None
     kinds: list[Kind] = []
     client_actors: list[int] = []

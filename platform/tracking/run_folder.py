@@ -15,12 +15,14 @@ from typing import Any
 
 from filelock import FileLock
 
-from hedgerow.platform.common.errors import UserError, unwritable
+from hedgerow.platform.common.errors import UserError, first_line, unwritable
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, read_experiment
+from hedgerow.platform.storage.atomic_file import Altered, fingerprint, read_verified
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.records import (
+    AGAIN,
     PartitionRecord,
     Record,
     RunRecord,
@@ -97,10 +99,20 @@ class RunFolder:
         return self.record().get("kind") == "search"
 
     def record(self) -> dict[str, Any]:
-        """Contents of run.json. Raises UserError if it is damaged."""
+        """Contents of run.json. Raises UserError if it is damaged, or if the file of a finished run was altered."""
         search = self.path.absolute().parent
         is_trial = search.name == "experts" and RunFolder(search.parent).exists
-        return read_object(self.path / "run.json", TrialRecord if is_trial else RunRecord)
+        record = read_object(self.path / "run.json", TrialRecord if is_trial else RunRecord)
+        if record["status"] == "finished" and (expected := record.get("experiment_file")):
+            try:
+                read_verified(self.experiment, expected)
+            except OSError as error:
+                raise UserError(f"{self.experiment} cannot be read ({first_line(error)}); {AGAIN}") from None
+            except Altered as error:
+                raise UserError(
+                    f"{self.experiment} is not the file with which the run finished (it {error}); {AGAIN}"
+                ) from None
+        return record
 
     @property
     def constants(self) -> str | None:
@@ -128,6 +140,9 @@ class RunFolder:
         # During a run the tracker's thread writes MLflow's identifiers, and the coordinator's process writes plans.
         with FileLock(self.path / ".run.json.lock", timeout=PATIENCE):
             entries = read_object(file, Record) if self.exists else {}
+            if values.get("status") == "finished" and self.experiment.exists():
+                # A run that is not finished may continue with a changed file.
+                values["experiment_file"] = fingerprint(self.experiment)
             write_object(file, entries | values, indent=2)
 
 

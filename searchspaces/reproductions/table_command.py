@@ -1,7 +1,6 @@
 """Bodies of the commands `table`, and `search` for a row of a table."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -176,11 +175,13 @@ def _latest(output: Path) -> dict[str, RunFolder]:
     """Last finished run of each line, by the name of the line."""
     runs = []
     for file in output.glob("*/run.json"):
-        # Skips damaged files, and runs that do not belong to a table.
-        with suppress(UserError, OSError):
+        try:
             record = RunFolder(file.parent).record()
-            if record.get("table") and record["status"] == "finished":
-                runs.append((record["created"], record["table"]["line"], RunFolder(file.parent)))
+        except UserError as error:
+            print_warning(f"{error}; the run is skipped")
+            continue
+        if record.get("table") and record["status"] == "finished":
+            runs.append((record["created"], record["table"]["line"], RunFolder(file.parent)))
     return {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
 
 

@@ -34,11 +34,13 @@ def run(tmp_path_factory) -> RunFolder:
 
 
 def change(folder: RunFolder, **sections) -> None:
-    """Change keys of the resolved file, section by section."""
+    """Change keys of the resolved file, section by section, as if the run had finished with them."""
     values = yaml.safe_load(folder.experiment.read_text())
     for key, value in sections.items():
         values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
     folder.experiment.write_text(yaml.safe_dump(values))
+    if folder.exists:
+        folder.update(status="finished")
 
 
 def searched(run: RunFolder, path: Path, experts: int, seed: int = 0, **algorithm) -> str:

@@ -103,6 +103,7 @@ def test_a_target_of_one_file_is_looked_for_in_runs_of_the_others(runs, tmp_path
     values = yaml.safe_load((other / "experiment.yaml").read_text())
     values["evaluation"]["targets"] = [0.01]
     (other / "experiment.yaml").write_text(yaml.safe_dump(values))
+    RunFolder(other).update(status="finished")
     material = read_all([str(runs[0].path), str(other)])
     (section,) = (one for one in sections(material, group_by_seed(material.runs)[0]) if one.name == "targets")
     told = {part.caption: [row[1] for row in part.rows] for part in section.parts}
@@ -263,17 +264,21 @@ BAD = [
     (["report", "torn"], "is damaged"),
     (["report", "empty"], "has no finished round to report yet"),
     (["report", "unreadable"], "unreadable/experiment.yaml:1: not valid YAML"),
+    (["compare", "altered"], "altered/experiment.yaml is not the file with which the run finished (it is too long)"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=[bad[1] for bad in BAD])
 def test_bad_input_ends_in_one_sentence_and_exit_code_2(arguments, sentence, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("torn", "empty", "unreadable"):
+    for name in ("torn", "empty", "unreadable", "altered"):
         shutil.copytree(runs[0].path, tmp_path / name)
     (tmp_path / "torn" / "run.json").write_text('{"name": ')
     (tmp_path / "empty" / "metrics.jsonl").write_text("")
     (tmp_path / "unreadable" / "experiment.yaml").write_text("- {")
+    RunFolder(tmp_path / "unreadable").update(status="finished")
+    with (tmp_path / "altered" / "experiment.yaml").open("a") as file:
+        file.write("# a comment\n")
     done = CliRunner().invoke(main, [one.format(*(folder.path for folder in runs)) for one in arguments])
     assert done.exit_code == 2, done.output
     (line,) = done.output.splitlines()

@@ -31,6 +31,14 @@ def run_record(folder: Path):
     return folder / "run.json", run.record
 
 
+def experiment(folder: Path):
+    """The file of a finished run."""
+    run = RunFolder(folder)
+    run.experiment.write_text("name: x\nevaluation:\n  targets: [0.8, 0.9]\n")
+    run.update(**RECORD)
+    return run.experiment, lambda: (run.record(), run.experiment.read_text())
+
+
 def metrics(folder: Path):
     log = RunLog(folder / "metrics.jsonl")
     for record in records([0.478, None, 0.5]):
@@ -99,7 +107,7 @@ def saved_records(folder: Path):
     return file, read
 
 
-KINDS = [run_record, metrics, partition, recording, journal, deployed, saved_records]
+KINDS = [run_record, experiment, metrics, partition, recording, journal, deployed, saved_records]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
