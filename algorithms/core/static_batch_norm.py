@@ -32,7 +32,7 @@ class StaticBatchNorm2d(nn.Module):
             return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias)
         if x.numel() == x.shape[1]:
             # A single value per channel is its own mean: the normalised value is 0, and the output is the bias.
-            return self.bias[:, None, None] + 0 * x
+            return self.bias.view(-1, *[1] * (x.dim() - 2)) + 0 * x
         return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
 
 
