@@ -49,6 +49,22 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def difference(wanted: Tree, found: Tree) -> str | None:
+    """First difference between two trees, as the predicate of a sentence that ends with the name of `wanted`, or None.
+
+    `found` may have more entries than `wanted`, and other shapes of its empty ones.
+    """
+    mine, theirs = flatten(wanted), flatten(found)
+    for path, leaf in mine.items():
+        if path not in theirs:
+            return f"has no {path!r}, which is in"
+        if leaf.numel() and theirs[path].shape != leaf.shape:
+            return f"has {path!r} of shape {tuple(theirs[path].shape)}, not {tuple(leaf.shape)} as in"
+        if theirs[path].dtype != leaf.dtype:
+            return f"has {path!r} of type {theirs[path].dtype}, not {leaf.dtype} as in"
+    return None
+
+
 def unflatten(flat: dict[str, Any]) -> Tree:
     """Inverse of `flatten`."""
     tree: Tree = {}

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.core.pytree import Tree, difference, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.personalized.adaptation import Adapting, PrototypeTask
 from hedgerow.platform.common.errors import UserError
@@ -256,7 +256,7 @@ def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[st
 def saved_parameters(experiment: Experiment, folder: RunFolder, data: Data, round: int | None = None) -> Tree:
     """Parameters in a checkpoint of a run, as arrays. round: that of the checkpoint; None: the last one.
 
-    Raises UserError if there is no such checkpoint, or if it is damaged.
+    Raises UserError if there is no such checkpoint, or if it is damaged or of another model.
     """
     files = {round_of(file): file for file in checkpoints(folder.checkpoints)}
     if not files:
@@ -267,5 +267,8 @@ def saved_parameters(experiment: Experiment, folder: RunFolder, data: Data, roun
             "checkpoints.every, keep and best decide which rounds have one"
         )
     (algorithm,) = build_algorithms([experiment], *data)
-    server, _ = read_checkpoint(files[max(files) if round is None else round])
+    file = files[max(files) if round is None else round]
+    server, _ = read_checkpoint(file)
+    if mismatch := difference(algorithm.init_server(), server):
+        raise UserError(f"{file} {mismatch} the model and the algorithm of {folder.experiment}; restore that file")
     return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(server))

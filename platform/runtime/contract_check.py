@@ -20,7 +20,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, UnknownStreamError
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
 from hedgerow.algorithms.core.parts import ContractError
-from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, tree_map
+from hedgerow.algorithms.core.pytree import Tree, difference, leaves, stack, tree_map
 from hedgerow.algorithms.slots.slots import SlottedHyper
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
@@ -132,18 +132,18 @@ class _DryRun:
             raise self.violation(
                 f"`round` returns {_kind(server)}; return the new server state, a dictionary of tensors"
             )
-        if difference := _difference(initial, server):
+        if mismatch := difference(initial, server):
             raise self.violation(
-                f"the server state that `round` returns {difference} `init_server`; return the complete state"
+                f"the server state that `round` returns {mismatch} `init_server`; return the complete state"
             )
         if schedule := self.experiment.schedule:
             arrived = [Group(0, cohort.clients)]
             stale = stale_round(algorithm.round(initial, cohort), schedule, 0, arrived, {}, algorithm)
             self.drive(stale, "round", 0)
         for client, last in self.wrote.items():
-            if difference := _difference(state, self.states[client]):
+            if mismatch := difference(state, self.states[client]):
                 raise self.violation(
-                    f"the client state that `{last}` returns {difference} `init_client`; return the complete state"
+                    f"the client state that `{last}` returns {mismatch} `init_client`; return the complete state"
                 )
         if self.is_large:
             return
@@ -375,16 +375,3 @@ def _kind(value: Any) -> str:
         other = next((leaf for leaf in leaves(value) if not isinstance(leaf, Tensor)), None)
         return "a dictionary" if other is None else f"a dictionary that holds {_kind(other)}"
     return "None" if value is None else f"an object of type {type(value).__name__}"
-
-
-def _difference(wanted: Tree, found: Tree) -> str | None:
-    """First difference between two trees, or None. `found` may have more entries than `wanted`."""
-    mine, theirs = flatten(wanted), flatten(found)
-    for path, leaf in mine.items():
-        if path not in theirs:
-            return f"has no {path!r}, which is in"
-        if leaf.numel() and theirs[path].shape != leaf.shape:
-            return f"has {path!r} of shape {tuple(theirs[path].shape)}, not {tuple(leaf.shape)} as in"
-        if theirs[path].dtype != leaf.dtype:
-            return f"has {path!r} of type {theirs[path].dtype}, not {leaf.dtype} as in"
-    return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
 from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
-from hedgerow.algorithms.core.pytree import Tree, add, count, flatten
+from hedgerow.algorithms.core.pytree import Tree, add, count, difference
 from hedgerow.algorithms.slots.slot_compatibility import OPTIMIZER
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -118,17 +118,17 @@ class FederatedServer:
         return {"server": self.state, "progress": progress}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`. Raises UserError when the server state has missing entries."""
+        """Restore a `state_dict`. Raises UserError when entries of the server state are missing or of other shapes."""
         progress, server = state["progress"], state["server"]
         if self.algorithm.inner is not self.algorithm and OPTIMIZER in self.state:
             # Population-based training may continue a checkpoint with other settings of the server optimiser.
             server = {**server, OPTIMIZER: {**self.state[OPTIMIZER], **server.get(OPTIMIZER, {})}}
         # Which versions are in flight differs between rounds.
         expected = {key: entry for key, entry in self.state.items() if key != VERSIONS}
-        if missing := sorted(flatten(expected).keys() - flatten(server).keys()):
+        if mismatch := difference(expected, server):
             raise UserError(
-                f"the checkpoint of round {progress['round']} has no {missing[0]!r} in the server state: another "
-                "algorithm or an earlier version wrote it; start a new run"
+                f"the checkpoint of round {progress['round']} {mismatch} the model and the algorithm of the "
+                "experiment; restore the experiment file, or start a new run"
             )
         self.state = server
         self.round = self.committed = progress["round"]

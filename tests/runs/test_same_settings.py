@@ -130,6 +130,13 @@ def test_an_accepted_change_is_recorded_and_continues_from_the_checkpoint(stoppe
     assert finished.folder.record()["settings"]["algorithm.lr"] == 0.7
 
 
+def test_another_model_cannot_continue_from_the_checkpoint(stopped):
+    edit(stopped, ("task.model.hidden", [9]))
+    result = CliRunner().invoke(main, ["resume", str(stopped), "--changed"])
+    assert result.exit_code == 2, result.output
+    assert "the checkpoint of round 2 has 'w/1.weight' of shape (8, 64), not (9, 64) as in the model" in result.stderr
+
+
 def test_rounds_that_determine_the_noise_of_privacy_are_refused(tmp_path):
     private = {**FILE, "transforms": [], "privacy": {"clip": 1.0, "target_epsilon": 8.0, "delta": 0.01}}
     with pytest.raises(KeyboardInterrupt):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 from ray_runs import small
 from safetensors.torch import load_file
@@ -53,6 +54,19 @@ def test_a_run_in_memory_has_the_same_module_as_its_folder(tmp_path):
     finished = hedgerow.run(small(tmp_path, **PLAIN), show=False)
     ours, loaded = (one.module().state_dict() for one in (finished, hedgerow.load(finished.folder.path)))
     assert all(torch.equal(ours[name], loaded[name]) for name in loaded)
+
+
+def test_a_model_of_another_width_than_the_checkpoint_is_refused(tmp_path):
+    finished, _, _ = run(tmp_path, task__model={"name": "mlp", "hidden": [8]})
+    file = finished.folder.experiment
+    values = yaml.safe_load(file.read_text())
+    values["task"]["model"]["hidden"] = [9]
+    file.write_text(yaml.safe_dump(values))
+    for use in (lambda run: run.parameters, lambda run: run.module(), lambda run: run.module(2)):
+        with pytest.raises(
+            UserError, match=r"has 'w/1.weight' of shape \(8, 64\), not \(9, 64\) as in the model .* restore"
+        ):
+            use(hedgerow.load(finished.folder.path))
 
 
 def test_a_run_on_own_arrays_predicts_without_being_given_them_again(tmp_path):
