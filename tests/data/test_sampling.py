@@ -27,6 +27,24 @@ def test_every_epoch_draws_every_sample_once(sizes, size, epochs, shuffle):
             assert sorted(drawn[epoch * n : (epoch + 1) * n]) == list(range(n))
 
 
+def test_each_epoch_has_an_order_of_its_own_that_is_equally_likely():
+    """NumPy's argsort of one hash per sample is the order; over many clients and epochs, each of 3! is as frequent."""
+    clients, counts = np.arange(700), np.full(700, 3)
+    positions, mask = draw_batches(BatchSpec(size=2, epochs=3), KEY, clients, counts)
+    assert mask.sum(axis=2).tolist() == [[2, 1] * 3] * 700
+    drawn = positions[mask].reshape(700, 3, 3)
+    for client in (0, 1, 699):
+        for epoch in range(3):
+            assert drawn[client, epoch].tolist() == np.argsort(keyed_hash(*KEY, client, epoch, np.arange(3))).tolist()
+    orders, times = np.unique(drawn.reshape(-1, 3), axis=0, return_counts=True)
+    # The standard deviation of a share is 0.008.
+    assert len(orders) == 6
+    assert np.abs(times / times.sum() - 1 / 6).max() < 0.04
+    # Two epochs of a client agree as often as two orders that are drawn independently.
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert abs((drawn[:, one] == drawn[:, other]).all(1).mean() - 1 / 6) < 0.07
+
+
 def test_a_clients_draws_do_not_depend_on_the_others():
     spec = BatchSpec(size=4, epochs=2)
     together, mask = draw_batches(spec, KEY, np.array([3, 5, 9]), np.array([10, 30, 7]))

@@ -57,9 +57,26 @@ def test_a_weighted_mean_is_that_of_float64():
 @pytest.mark.parametrize("groups", [[[0, 1, 2, 3, 4, 5, 6]], [[6, 5, 4], [0, 1, 2, 3]], [[0], [1, 3, 5], [2, 4, 6]]])
 def test_grouping_changes_nothing_that_float32_shows(groups):
     up = answers()
-    found, whole = reduced(up, groups), reduced(up, [list(range(CLIENTS))])
-    # Sums of float64 in another order: their last bits differ, and at most one rounding to float32 with them.
-    np.testing.assert_allclose(found["w"]["wide"].numpy(), whole["w"]["wide"].numpy(), rtol=2e-7)
+    found, everybody = reduced(up, groups), list(range(CLIENTS))
+    for name, leaf in up["w"].items():
+        # Sums of float64 in another order: their last bits differ, and at most one rounding to float32 with them.
+        np.testing.assert_allclose(found["w"][name].numpy(), mean(leaf, everybody), rtol=2e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+@pytest.mark.parametrize("clients", [[5], [2, 5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]], ids=len)
+def test_clients_that_are_added_one_by_one_have_their_weights(kind, clients):
+    """Updates of single clients wait until there are four of them: fewer, five, and seven, the last in order."""
+    up, partial = answers(), PartialAggregate(kind)
+    for client in clients:
+        chunk = {"w": {name: leaf[[client]] for name, leaf in up["w"].items()}}
+        partial.add(chunk, WEIGHTS[[client]], finite_clients(chunk, 1))
+    found = combine([partial.to_wire()], np.arange(len(clients)))
+    weights = WEIGHTS[clients].numpy()
+    for name, leaf in up["w"].items():
+        total = np.tensordot(weights, leaf[clients].double().numpy(), 1)
+        expected = total / weights.sum() if kind == "mean" else total
+        np.testing.assert_allclose(found["w"][name].numpy(), expected, rtol=2e-7, atol=1e-12)
 
 
 def test_a_client_that_diverged_counts_for_nothing():

@@ -25,6 +25,7 @@ from hedgerow.algorithms.federated.fedsgd import FedSGD
 from hedgerow.algorithms.federated.fedsplit import FedSplit
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.platform.config.experiment import EngineConfig, Evaluation
+from hedgerow.platform.data.sampling import sample_clients
 from hedgerow.platform.runtime.worker import LATEST_CLIENT_MODEL
 
 DATA = blobs()
@@ -84,6 +85,37 @@ def test_feddyns_clients_are_fedproxs_in_the_first_round():
     for k in dyn:
         assert distance(dyn[k][LATEST_CLIENT_MODEL], prox[k][LATEST_CLIENT_MODEL]) < 1e-6
     assert max(distance(dyn[k][LATEST_CLIENT_MODEL], without[k][LATEST_CLIENT_MODEL]) for k in dyn) > 1e-2
+
+
+@pytest.mark.parametrize("kind", [FedDyn, Scaffold])
+def test_server_states_are_means_over_the_population_in_rounds_of_half_of_it(kind):
+    """Acar et al., Algorithm 1, and Karimireddy et al., Algorithm 1, option II: three rounds in NumPy."""
+    problem, lr, alpha, steps = Quadratics(), 0.3, 0.5, 2
+    w, server, states = np.zeros(4), np.zeros(4), np.zeros((6, 4))
+    for number in (1, 2, 3):
+        cohort = sample_clients(0, number, 6, 3)
+        models, before = np.tile(w, (3, 1)), states[cohort]
+        for _ in range(steps):
+            slopes = np.einsum("kij,kj->ki", problem.A[cohort], models - problem.c[cohort])
+            slopes += alpha * (models - w) - before if kind is FedDyn else server - before
+            models = models - lr * slopes
+        if kind is FedDyn:
+            states[cohort] = before - alpha * (models - w)
+            server = server - alpha / 6 * (models - w).sum(0)
+            w = models.mean(0) - server / alpha
+        else:
+            states[cohort] = before - server + (w - models) / (steps * lr)
+            server = server + (states[cohort] - before).sum(0) / 6
+            w = models.mean(0)
+    hyper = {"lr": lr, "epochs": None, "steps": steps, "batch_size": None}
+    done = run_inline(
+        kind, problem.task, problem.dataset, problem.partition,
+        hyper | ({"alpha": alpha} if kind is FedDyn else {}), rounds=3, participation=0.5,
+        evaluation=Evaluation(every=1000, clients=0),
+    )  # fmt: skip
+    list(done)
+    assert np.abs(model(done)["x"].numpy() - w).max() < 1e-5
+    assert np.abs(done.server["h" if kind is FedDyn else "c"]["x"].numpy() - server).max() < 1e-5
 
 
 def test_fedsplit_averages_all_or_the_active_which_is_the_same_when_all_are():

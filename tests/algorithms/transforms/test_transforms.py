@@ -69,6 +69,21 @@ def test_quantisation_has_levels_between_the_extremes_of_a_leaf_and_no_bias():
     assert nearest["x"].tolist() == [0.0, 0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("bits", [1, 3, 8, 12])
+def test_quantisation_rounds_up_with_the_probability_of_the_rest(bits):
+    leaf = torch.from_numpy(np.random.default_rng(bits).normal(size=12)).float()
+    drawn = torch.func.vmap(lambda key: sent(Quantize(bits=bits), {"x": leaf}, key)[0]["x"])(keys(20_000)).numpy()
+    x = leaf.double().numpy()
+    step = (x.max() - x.min()) / (2**bits - 1)
+    levels, places = (drawn - x.min()) / step, (x - x.min()) / step
+    np.testing.assert_allclose(levels, np.round(levels), atol=1e-3)
+    ups = np.round(levels) - np.floor(places + 1e-9)
+    inner = (x > x.min()) & (x < x.max())
+    assert set(np.unique(ups[:, inner])) == {0.0, 1.0}
+    # The standard error of a share is at most 0.0036.
+    assert np.abs(ups.mean(0) - (places - np.floor(places + 1e-9)))[inner].max() < 0.018
+
+
 def test_quantised_entries_are_at_most_a_level_away():
     tree = update()
     for bits in (1, 4, 8, 16, 24):

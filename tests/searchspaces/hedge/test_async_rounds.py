@@ -305,6 +305,29 @@ def test_skipped_it_sleeps_and_keeps_its_weight():
     assert after[0] / after[1] == pytest.approx(before[0] / before[1] * 0.1 ** (0.2 - 0.4))
 
 
+def test_the_records_of_experts_that_ended_are_those_of_specialists():
+    """Expert 2 ends after round 2, and expert 0 after round 5 of 8; weights and regret in NumPy."""
+    losses, ends = np.random.default_rng(5).random((8, 3)), {2: 2, 0: 5}
+    buffer, records = rounds()
+    p, eta, regrets = np.full(3, 1 / 3), math.log(10), np.zeros(3)
+    for t in range(8):
+        awake = [expert for expert in range(3) if t < ends.get(expert, 8)]
+        feed(buffer, [(t, expert) for expert in awake], losses)
+        for expert in awake:
+            if ends.get(expert) == t + 1:
+                buffer.retire(expert, penalised=False)
+        record = records[t]
+        assert record["weights"] == pytest.approx(p.tolist(), abs=1e-12)
+        assert [value is not None for value in record["losses"]] == [expert in awake for expert in range(3)]
+        mass = p[awake].sum()
+        suffered = (p * losses[t])[awake].sum() / mass
+        assert record["hedge_loss"] == pytest.approx(suffered, abs=1e-12)
+        regrets[awake] += suffered - losses[t, awake]
+        assert record["regret"] == pytest.approx(regrets.max(), abs=1e-12)
+        moved = p[awake] * np.exp(-eta * losses[t, awake])
+        p[awake] = moved * mass / moved.sum()
+
+
 def test_an_expert_that_ended_rests_and_is_not_waited_for():
     buffer, records = rounds(2)
     buffer.report(0, 1, {"loss": 0.5})

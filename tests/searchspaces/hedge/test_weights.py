@@ -403,6 +403,36 @@ def test_a_sleeping_expert_keeps_its_weight_and_the_others_share_the_rest(rate):
     assert after[0] / after[2] == pytest.approx(before[0] / before[2] * math.exp(-hedge.eta * 0.8))
 
 
+def specialists(losses, awake, eta):
+    """Freund et al. 1997, in probabilities: the weights p^1 ... p^{T+1}, and the losses h_1 ... h_T."""
+    weights, suffered = [np.full(losses.shape[1], 1 / losses.shape[1])], []
+    for loss, mask in zip(losses, awake, strict=True):
+        p = weights[-1].copy()
+        mass = p[mask].sum()
+        suffered.append((p * loss)[mask].sum() / mass)
+        moved = p[mask] * np.exp(-eta * loss[mask])
+        p[mask] = moved * mass / moved.sum()
+        weights.append(p)
+    return np.array(weights), np.array(suffered)
+
+
+@pytest.mark.parametrize("rate", ["fixed", "tuned"])
+def test_experts_that_sleep_now_and_then_are_the_specialists_of_freund(rate):
+    losses = iid(30, 4)
+    awake = np.random.default_rng(3).random((30, 4)) < 0.6
+    awake[:, 0] |= ~awake.any(1)
+    hedge = make_hedge(rate, 4, rounds=30)
+    weights, suffered = specialists(losses, awake, hedge.eta)
+    for t, (loss, mask) in enumerate(zip(losses, awake, strict=True)):
+        np.testing.assert_allclose(hedge.probs(), weights[t], atol=1e-12)
+        assert hedge.update(np.where(mask, loss, math.nan), mask) == pytest.approx(suffered[t], abs=1e-12)
+    np.testing.assert_allclose(hedge.probs(), weights[-1], atol=1e-12)
+    # The regret against an expert counts the rounds in which it is awake.
+    regrets = ((suffered[:, None] - losses) * awake).sum(0)
+    np.testing.assert_allclose(hedge.total - hedge.losses, regrets, atol=1e-10)
+    assert hedge.regret == pytest.approx(regrets.max(), abs=1e-10)
+
+
 def test_no_regret_arises_to_an_expert_that_sleeps_and_nobody_awake_changes_nothing():
     hedge = Hedge(2)
     hedge.update((0.5, 0.4))
