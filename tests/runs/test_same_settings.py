@@ -172,6 +172,7 @@ def test_a_run_in_two_processes_continues_in_one_with_the_same_bits(tmp_path):
     stopped.folder.update(status="interrupted")
     edit(stopped.folder.path, ("rounds", 3), ("resources.executor", "inline"))
     finished = hedgerow.resume(stopped.folder.path, show=False)
+    assert finished.folder.record()["workers"] == 2
     assert without_clock(finished) == without_clock(calm)
 
 
