@@ -24,6 +24,7 @@ def run(name, mode=("vmap", 3), rounds=4, folder=None, **hyper):
     values = {"algorithm": {"name": name, **LOCAL, **hyper}}
     modernize(values)
     section = values.pop("algorithm") | values
+    section["aggregation"] = {"weighting": "uniform", **section.get("aggregation", {})}
     return run_inline(algorithm_class(section["name"]), small_task(DATA), DATA, clients, section, folder, **settings)
 
 

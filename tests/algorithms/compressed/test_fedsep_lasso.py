@@ -244,7 +244,7 @@ def test_where_nothing_is_compressed_it_is_fedavg():
         small_task(DATA),
         DATA,
         partition(np.array([30, 25, 25, 20, 20]), seed=0),
-        {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": None},
+        {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": None, "aggregation": {"weighting": "uniform"}},
         rounds=3,
     )
     [list(one) for one in (runs, plain)]
