@@ -207,7 +207,7 @@ class Slotted:
         """Returns the exchange with the weights, reduction and randomness that the slots require."""
         name, hyper = exchange.step.__name__, self.hyper
         weights, weighted_by = exchange.weights, exchange.weighted_by
-        if cohort.weighting is not None:
+        if hyper.aggregation.weighting is not None:
             weights, weighted_by = self.inner.weights(cohort), None
             if weights is not None:
                 weights = weights[np.searchsorted(cohort.clients, exchange.clients)]

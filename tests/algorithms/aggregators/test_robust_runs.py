@@ -143,8 +143,6 @@ def test_on_digits_median_and_krum_withstand_sign_flippers_that_ruin_the_mean(tm
 
 def test_weights_of_an_exchange_are_not_dropped_silently():
     class Weighted(FedAvg):
-        weighting = None
-
         def round(self, server, cohort):
             down = {"w": server["w"]}
             result = yield Exchange(self.train, down, cohort.clients, batches=self.hyper.batches, weights=cohort.sizes)
