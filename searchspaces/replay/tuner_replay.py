@@ -19,7 +19,7 @@ from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.replay.online_score import OnlineScore
 from hedgerow.searchspaces.replay.replay_controller import Curve, ReplayController
 from hedgerow.searchspaces.results.recording import COSTS, Recording
-from hedgerow.searchspaces.results.trials import Trial, final_value, ranked, trial_labels
+from hedgerow.searchspaces.results.trials import Trial, choice, final_value, trial_labels
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, Overrides, SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Space, frozen
@@ -142,7 +142,9 @@ def replay(
             f"--budget: {budget:g} client rounds end before the first evaluated report; raise it, or lower "
             "search.report_every with --set"
         )
-    chosen = ran[hedge[-1]["leader"]] if hedge else ranked(reported, search.metric, search.mode)[0]
+    chosen = choice(ran, search.metric, search.mode, hedge)
+    if chosen is None:
+        raise UserError(f"{recording.name}: every trial that reports diverges, so {kind} cannot choose any")
     return ReplayedSearch(
         *(recording, plan, ran, numbers, ran.index(chosen)),
         costs={cost: float(sum(record[cost] for trial in ran for record in trial.records)) for cost in COSTS},

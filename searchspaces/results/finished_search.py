@@ -36,12 +36,12 @@ from hedgerow.searchspaces.results.trials import (
     Row,
     Trial,
     best_per_metric,
+    choice,
     display,
     final_value,
     hedge_summary,
     markdown_table,
     number,
-    ranked,
     sweep_rows,
     to_csv,
     to_markdown,
@@ -102,12 +102,7 @@ class FinishedSearch:
         search = self.plan.search
         if search.is_one_run:
             return next((trial for trial in self.trials if trial.records and trial.status != "failed"), None)
-        if self.hedge:
-            weights = self.hedge[-1]["weights"]
-            order = sorted(self.trials, key=lambda trial: -weights[int(trial.name)])
-        else:
-            order = ranked(self.trials, search.metric, search.mode)
-        return next((trial for trial in order if trial.can_win(search.metric)), None)
+        return choice(self.trials, search.metric, search.mode, self.hedge)
 
     @property
     def best(self) -> Trial:
@@ -159,7 +154,7 @@ class FinishedSearch:
     def winner_scores(self) -> dict[str, float]:
         """Final value of the metric of the search for the best trial, and its `test_score`."""
         metric, winner = self.plan.search.metric, self.winner
-        value = winner and final_value(winner.records, metric)
+        value = None if winner is None else final_value(winner.records, metric)
         return ({} if value is None else {metric: value}) | self.test_score
 
     @property

@@ -147,6 +147,19 @@ def ranked(trials: list[Trial], metric: str, mode: str) -> list[Trial]:
     return sorted(trials, key=place)
 
 
+def choice(trials: list[Trial], metric: str, mode: str, hedge_records: list[RoundRecord]) -> Trial | None:
+    """Expert with the largest final weight, where expert i is trial i; without Hedge, the first one of `ranked`.
+
+    None if no trial can win.
+    """
+    if hedge_records:
+        weights = hedge_records[-1]["weights"]
+        order = sorted(trials, key=lambda trial: -weights[int(trial.name)])
+    else:
+        order = ranked(trials, metric, mode)
+    return next((trial for trial in order if trial.can_win(metric)), None)
+
+
 def sweep_rows(
     trials: list[Trial],
     metric: str,
