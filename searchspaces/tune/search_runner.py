@@ -119,8 +119,7 @@ def search(
     build_loggers(plan.experiment.tracking.also)
     with new_run(plan.experiment, data_root, plan.dump(), name=name) as (folder, lock):
         record = {"settings": _settings(plan), "data": data_record(plan.experiment, data, own)}
-        record |= loop_note(plan.experiment, data[0])
-        folder.update(kind="search", **record, **(note or {}))
+        folder.update(kind="search", **record, **loop_note(plan.experiment, data[0]), **(note or {}))
         for number, run in (begun or {}).items():
             # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
             copy = expert_folder(folder.path, number)
