@@ -214,9 +214,9 @@ def decoded(
         image = Image.open(io.BytesIO(content))
         pixels = f"{at}, of {image.width} x {image.height} pixels,"
         require_plausible(3 * image.width * image.height, len(content), pixels, "make it smaller or remove it")
-        image = image if decode is None else decode(content)
-        image.load()
-        return image
+        result = image if decode is None else decode(content)
+        result.load()
+        return result
     except (UserError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
