@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, minimize
@@ -13,7 +13,7 @@ from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, minimize
 class FedAvg(Algorithm):
     """Clients run local SGD from the server's model; the server averages them by samples [McMahan2017, Alg. 1]."""
 
-    weighting = "samples"
+    weighting: ClassVar[Weighting | None] = "samples"
     has_client_models = single_exchange = True
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
     training_steps: ClassVar[tuple[str, ...]] = ("train",)

@@ -104,21 +104,23 @@ def reference_round(wanted, module, make=Normed, number=1):
     return states, sizes
 
 
+@pytest.mark.parametrize("weighting", [None, "uniform"])
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
-def test_a_round_of_fedavg_with_batch_norm_is_that_of_plain_torch(mode):
-    # Weights of clients in the mean of parameters differ from those in the mean of buffers.
+def test_a_round_of_fedavg_with_batch_norm_is_that_of_plain_torch(mode, weighting):
+    # Equal weights of clients in the mean of parameters differ from those in the mean of buffers.
     task = {"partition": {"kind": "dirichlet", "clients": 5, "alpha": 0.5}}
-    wanted = experiment("Normed", mode=mode, task=task)
+    wanted = experiment("Normed", mode=mode, task=task, aggregation={"weighting": weighting})
     data, _ = build_data(wanted, None)
     module = build_module(wanted, data)
     states, sizes = reference_round(wanted, module)
     assert len(set(sizes.tolist())) > 1
+    weights = torch.from_numpy(sizes / sizes.sum())
     server = done(wanted, 1).servers[0].state
     assert server["buffers"].keys() == STATISTICS
     for name, value in server["w"].items():
-        expected = torch.stack([state[name] for state in states]).mean(0)
+        p = weights.float() if weighting is None else torch.full((len(sizes),), 1 / len(sizes))
+        expected = torch.einsum("c,c...->...", p, torch.stack([state[name] for state in states]))
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
-    weights = torch.from_numpy(sizes / sizes.sum())
     for name in ("2.running_mean", "2.running_var"):
         expected = torch.einsum("c,cw->w", weights, torch.stack([state[name] for state in states]).double())
         torch.testing.assert_close(server["buffers"][name].double(), expected, rtol=1e-5, atol=1e-5)
@@ -175,7 +177,7 @@ def test_other_methods_and_slots_have_the_same_buffers_in_loop_and_vmap(algorith
 
 def test_weights_of_clients_do_not_change_the_weights_of_buffers():
     task = {"partition": {"kind": "dirichlet", "clients": 5, "alpha": 0.5}}
-    uniform = state_of(experiment("Normed", task=task), 1)
+    uniform = state_of(experiment("Normed", task=task, aggregation={"weighting": "uniform"}), 1)
     weighted = state_of(experiment("Normed", task=task, aggregation={"weighting": "samples"}), 1)
     close(*({k: v for k, v in one.items() if k.startswith("buffers/")} for one in (uniform, weighted)))
     assert not torch.equal(uniform["w/1.weight"], weighted["w/1.weight"])
