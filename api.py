@@ -4,7 +4,7 @@ Each function shows its progress, and returns an object with pandas frames and m
 UserError, with one sentence per mistake.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hedgerow.algorithms.core.own_code import enter_folders, own_code
 from hedgerow.platform.actors.local_processes import prepare
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -41,6 +42,7 @@ def run(
     address: str | None = None,
     show: Show = True,
     data: Data | None = None,
+    imports: Sequence[str] = (),
     **overrides: Any,
 ) -> "FinishedRun | FinishedSeries":
     """Run an experiment, given as a file, as a dictionary with the same keys, or as a result of `load_experiment`.
@@ -49,9 +51,11 @@ def run(
     overrides: keys of the file, with two underscores for a dot: `rounds=20, algorithm__lr=0.05`. data_root: folder of
     the data sets. address: a Ray cluster; None: the one this process is connected to, or a new one on this machine.
     show: True: show progress; False: show nothing; a function: call it with the record of every round. data: data set
-    and partition, in place of those that the experiment names; pass them again to `resume` and `load`.
+    and partition, in place of those that the experiment names; pass them again to `resume` and `load`. imports: modules
+    that dotted paths may name, in addition to those in the folder of the file and the program's own on its import path.
     Raises UserError before any work starts if the input is invalid. `resume` continues an interrupted run.
     """
+    _name_code(experiment, imports)
     prepare()
     if not isinstance(experiment, Experiment) or overrides:
         experiment = parse_experiment(*_values(experiment, overrides, without="search"))
@@ -83,6 +87,7 @@ def search(
     address: str | None = None,
     show: bool = True,
     data: Data | None = None,
+    imports: Sequence[str] = (),
     **overrides: Any,
 ) -> FinishedSearch:
     """Search hyperparameters, given as a file with a `search` section, a dictionary, or a result of `load_search`.
@@ -92,6 +97,7 @@ def search(
     # Ray Tune takes seconds to import.
     from hedgerow.searchspaces.tune import search_runner as searches
 
+    _name_code(plan, imports)
     if not isinstance(plan, SearchSpec) or overrides:
         plan = parse_search(*_values(plan, overrides))
     own = None if data is None else searches.check_search(plan, None, data)
@@ -106,13 +112,15 @@ def resume(
     show: bool = True,
     data: Data | None = None,
     changed: bool = False,
+    imports: Sequence[str] = (),
 ) -> "FinishedRun | FinishedSeries | FinishedSearch":
     """Continue a run or a search from its last checkpoints; of several seeds, all that are not finished.
 
     data: data set and partition, if the run was started with its own; their content is compared with the original one.
-    changed: accept settings in its file that differ from those that it started with, and record them. Raises UserError
-    if the run is finished, is not a run, or was started with other data or settings.
+    changed: accept settings in its file that differ from those that it started with, and record them. imports: see
+    `run`. Raises UserError if the run is finished, is not a run, or was started with other data or settings.
     """
+    _name_code(None, imports)
     prepare()
     started = find_run(str(folder))
     if started.series:
@@ -131,14 +139,21 @@ def resume(
         return runner.resume(str(run_folder), shown, address, data, changed)
 
 
-def load(folder: File, *, data: Data | None = None) -> FinishedRun | FinishedSearch:
+def load(folder: File, *, data: Data | None = None, imports: Sequence[str] = ()) -> FinishedRun | FinishedSearch:
     """Read a run or a search from its folder, finished or not.
 
     data: data set and partition, if the run was started with its own; `parameters` of a run and the model that a search
-    has `deployed` need them. Raises UserError if the folder is not a run.
+    has `deployed` need them. imports: see `run`. Raises UserError if the folder is not a run.
     """
+    _name_code(None, imports)
     run_folder: RunFolder = find_run(str(folder))
     return FinishedSearch.read(run_folder, data) if run_folder.is_search else FinishedRun.read(run_folder, data)
+
+
+def _name_code(given: Any, imports: Sequence[str]) -> None:
+    """The user's own code is next to the file, in modules that are named, and on the import path of the program."""
+    enter_folders([Path(given).parent] if isinstance(given, str | PathLike) else [])
+    own_code().add(modules=[imports] if isinstance(imports, str) else imports)
 
 
 def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[dict[str, Any], Lines, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
+from hedgerow.algorithms.core.own_code import command_line
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.ui.cli_options import (
     PATH,
@@ -17,8 +18,11 @@ from hedgerow.platform.ui.cli_options import (
     complete_algorithms,
     complete_runs,
     data_root_option,
+    enter_working_folder,
     file_argument,
     files_argument,
+    import_module_of,
+    import_option,
     job_option,
     output_option,
     run_argument,
@@ -72,9 +76,7 @@ def main() -> None:
     Example: hedgerow run examples/digits_fedavg.yaml
     """
     quiet_libraries()
-    # The user's own algorithms and models are importable from the working directory.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    click.get_current_context().with_resource(command_line())
 
 
 # Run
@@ -83,6 +85,7 @@ def main() -> None:
 @main.command()
 @files_argument
 @set_option
+@import_option
 @click.option(
     "--seeds",
     default=None,
@@ -119,6 +122,7 @@ def run(
 @main.command()
 @files_argument
 @set_option
+@import_option
 @data_root_option
 @address_option
 @job_option
@@ -141,8 +145,15 @@ def search(
 
 @main.command()
 @click.argument("recording", shell_complete=complete_runs)
-@click.option("--kind", required=True, metavar="KIND", help="Kind of search, as under `search.kind`; not pbt.")
+@click.option(
+    "--kind",
+    required=True,
+    metavar="KIND",
+    callback=import_module_of,
+    help="Kind of search, as under `search.kind`; not pbt.",
+)
 @set_option
+@import_option
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
@@ -198,6 +209,7 @@ def complete_tables(context: click.Context, parameter: click.Parameter, incomple
 @main.command()
 @click.argument("name", default="", shell_complete=complete_tables)
 @set_option
+@import_option
 @click.option(
     "--methods",
     default="",
@@ -242,6 +254,7 @@ def table(
 @main.command()
 @run_argument
 @click.option("--changed", is_flag=True, help="Continue with changed settings in experiment.yaml, and record them.")
+@import_option
 @address_option
 @prints_output
 def resume(run: str, changed: bool, address: str | None) -> CommandOutput:
@@ -274,16 +287,18 @@ def new() -> None:
 
 
 @new.command()
-@click.argument("name")
+@click.argument("name", callback=enter_working_folder)
 @click.option(
     "--algorithm",
     default="fedavg",
     show_default=True,
     metavar="NAME",
+    callback=import_module_of,
     shell_complete=complete_algorithms,
     help="Algorithm of the experiment, or the dotted path of your own. It decides which other sections are needed.",
 )
 @set_option
+@import_option
 @data_root_option
 @prints_output
 def experiment(name: str, algorithm: str, overrides: tuple[str, ...], data_root: Path | None) -> CommandOutput:
@@ -316,7 +331,12 @@ def algorithm(name: str) -> CommandOutput:
 @main.command()
 @output_option("File to write, such as hedgerow.schema.json (default: standard output).")
 @click.option(
-    "--algorithm", "own", multiple=True, metavar="PATH", help="Dotted path of your own algorithm, to include its keys."
+    "--algorithm",
+    "own",
+    multiple=True,
+    metavar="PATH",
+    callback=import_module_of,
+    help="Dotted path of your own algorithm, to include its keys.",
 )
 @handle_user_errors
 def schema(output: Path | None, own: tuple[str, ...]) -> None:
@@ -435,6 +455,7 @@ def compare(runs: tuple[str, ...], metric: str | None, targets: tuple[float, ...
 
 @main.command()
 @run_argument
+@import_option
 @click.argument("file", type=PATH)
 @click.option("--round", "number", type=click.IntRange(min=1), default=None, metavar="N", help="Export this round.")
 @click.option("--best", is_flag=True, help="Export the best round by `checkpoints.best`.")
@@ -457,6 +478,7 @@ def export(run: str, file: Path, number: int | None, best: bool) -> CommandOutpu
 @main.command()
 @file_argument
 @set_option
+@import_option
 @prints_output
 def show(file: Path, overrides: tuple[str, ...]) -> CommandOutput:
     """Print the experiment or the search in FILE with every default filled in, and the origin of every other value.
@@ -484,6 +506,7 @@ def list_(kind: str) -> CommandOutput:
 @main.command()
 @file_argument
 @set_option
+@import_option
 @data_root_option
 @output_option("Plot to write, without extension (default: NAME-partition in the experiment's output folder).")
 @prints_output
@@ -522,6 +545,7 @@ def ui(run: str | None, uri: str | None, port: int | None, browse: bool) -> None
 
 @main.command()
 @run_argument
+@import_option
 @prints_output
 def push(run: str) -> CommandOutput:
     """Upload the records and the final model of RUN that an unreachable MLflow server missed.
@@ -542,6 +566,7 @@ def push(run: str) -> CommandOutput:
 @main.command()
 @file_argument
 @set_option
+@import_option
 @data_root_option
 @address_option
 @click.option(

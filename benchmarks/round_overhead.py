@@ -9,7 +9,6 @@ Prints the results, and writes benchmarks/results/round_overhead.json.
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import ray
 from measuring import conditions, small_steps, write_results
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
 from hedgerow.platform.actors.placement import reserved
 from hedgerow.platform.actors.session import ray_session
@@ -38,7 +38,7 @@ def measure(actors: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         signs = Signs(Path(folder) / ".signs")
         signs.begin()
-        spec = ActorSpec([experiment], sys.path, share(dataset), ray.put(vars(partition)))
+        spec = ActorSpec([experiment], Surroundings.here(), share(dataset), ray.put(vars(partition)))
         kinds = experiment.resources.kinds * actors
         with reserved(experiment.resources, kinds) as group:
             executor = RayExecutor(spec, group, list(range(actors)), signs, kinds, kinds)

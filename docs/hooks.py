@@ -24,6 +24,7 @@ from tuning_tables import tuning
 from verdict_pages import reproductions
 
 from hedgerow.searchspaces.listing import KINDS
+from hedgerow.searchspaces.spaces.importing_keys import importing_keys
 
 LOG = logging.getLogger("mkdocs.hooks")
 UNDER = re.compile(r"(?:\\(arg))?\\(min|max)_(\{[^}]*\}|\\[a-z]+|\w)")
@@ -52,6 +53,11 @@ def index(_: str) -> str:
         link = f"[`{name}`]({page.name}#{anchor(page, name)})"
         rows.append(f"| {link} | {cell(method.what)} | {cell(method.source.rstrip('.'))} |\n")
     return "| `algorithm.name` | description | source |\n|---|---|---|\n" + "".join(rows)
+
+
+def importing_keys_list() -> str:
+    """List of the keys of an experiment file that may name code."""
+    return ", ".join(f"`{key}`" for key in importing_keys()) + ".\n"
 
 
 def choices(kind: str) -> str:
@@ -102,6 +108,7 @@ PARTS = {
     "experiment_file": lambda _: experiment_file(),
     "families": lambda _: families(""),
     "fan_in": fan_in,
+    "importing_keys": lambda _: importing_keys_list(),
     "references": references,
     "shares": shares,
     "slots": slots,

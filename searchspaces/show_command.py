@@ -26,7 +26,7 @@ def show_file(file: Path, overrides: Sequence[str]) -> CommandOutput:
         shown = _resolved(file, overrides)
     else:
         question = ("show", str(Path.cwd()), str(file), *overrides)
-        shown = cached_answer(question, lambda: _resolved(file, overrides), contents, lambda new: not new["has_data"])
+        shown = cached_answer(question, lambda: _resolved(file, overrides), contents)
     return CommandOutput(shown["document"], lambda: click.echo(shown["text"], nl=False))
 
 

@@ -1,6 +1,7 @@
 """Promises of docs/security.md about listening, about files that are read, and about names and paths."""
 
 import ast
+import json
 import os
 import pickle
 import subprocess
@@ -11,21 +12,26 @@ from zipfile import ZipFile
 import numpy as np
 import psutil
 import pytest
-from command_line import GOOD, refuse
+import torch
+import yaml
+from command_line import GOOD, hedgerow, refuse
 from mlflow.cli import server as mlflow_ui
 from paths import ROOT
 from PIL import Image
 from safetensors import SafetensorError
 
+from hedgerow import api
 from hedgerow.cluster.submission import PACKAGES
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import datasets
 from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.sources.image_folder import ImageFolder
+from hedgerow.platform.models.factories import safe_weights
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
-from hedgerow.platform.tracking.run_folder import new_run
+from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.platform.ui.mlflow_server import page_command
+from hedgerow.searchspaces.spaces.importing_keys import importing_keys
 
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
@@ -185,11 +191,262 @@ def test_a_run_is_a_new_folder_directly_under_its_output(tmp_path):
     assert {folder.resolve().parent for folder in folders} == {(tmp_path / "runs").resolve()}
 
 
+# ---- the user's own code ---------------------------------------------------------------------------------------------
+
+EVIL = {
+    "algorithm": {"algorithm": {"name": "PATH", "path": "MARK"}},
+    "client factory": {"algorithm": {"name": "numpy_clients", "client_fn": "PATH"}},
+    "transform": {"transforms": [{"kind": "PATH", "path": "MARK"}]},
+    "aggregation rule": {"aggregation": {"rule": {"kind": "PATH", "path": "MARK"}}},
+    "objective": {"objective": {"kind": "PATH", "path": "MARK"}},
+    "attack": {"simulation": {"attack": {"kind": "PATH", "path": "MARK"}}},
+    "data": {"task": {"data": {"name": "PATH", "args": {"path": "MARK"}}}},
+    "public data": {"task": {"public": {"data": {"name": "PATH", "args": {"path": "MARK"}}}}},
+    "partition": {"task": {"partition": {"kind": "PATH", "path": "MARK"}}},
+    "sizes": {"task": {"partition": {"kind": "iid", "clients": 4, "sizes": {"kind": "PATH", "path": "MARK"}}}},
+    "model": {"task": {"model": {"name": "PATH", "args": {"path": "MARK"}}}},
+    "teacher": {"task": {"teacher": {"model": {"name": "PATH", "args": {"path": "MARK"}}}}},
+    "loss": {"task": {"loss": {"name": "PATH"}}},
+    "metric": {"task": {"metrics": [{"name": "PATH", "mode": "max"}]}},
+    "problem": {"task": {"problem": {"kind": "PATH", "path": "MARK"}}},
+    "own problem": {"algorithm": {"name": "fedbio"}, "task": {"problem": {"kind": "own", "name": "PATH"}}},
+    "logger": {"tracking": {"also": [{"name": "PATH", "args": {"path": "MARK"}}]}},
+    "search": {"search": {"kind": "PATH", "space": {"algorithm.lr": [0.1]}}},
+    "searched model": {
+        "task": {"model": {"name": "torch.nn.Identity", "args": {"path": "MARK"}}},
+        "search": {"kind": "grid", "space": {"task.model.name": ["PATH", "PATH"]}},
+    },
+}
+"""Section of an experiment file for each key that takes a dotted path."""
+
+MODULE = """\
+import os
+from pathlib import Path
+
+from torch import nn
+
+from hedgerow.algorithms.federated.fedavg import FedAvg
+
+Path(r"MARK").mkdir()
+make = os.mkdir
+
+
+def load(path):
+    Path(path).mkdir()
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+
+class Mine(FedAvg):
+    pass
+"""
+
+
+def test_every_key_that_imports_is_tried():
+    def keys(values, prefix=""):
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from keys(value, f"{prefix}{key}.")
+            elif isinstance(value, list) and isinstance(value[0], dict):
+                yield from keys(value[0], f"{prefix}{key}.")
+            elif value == "PATH":
+                yield prefix + key
+
+    assert {key for changes in EVIL.values() for key in keys(changes)} == set(importing_keys())
+
+
+def test_one_module_imports_the_code_that_a_file_names():
+    files = [file for name in PACKAGES for file in (ROOT / name).rglob("*.py")]
+    importing = {str(file.relative_to(ROOT)) for file in files if "import import_module" in file.read_text()}
+    assert importing == {
+        "algorithms/core/own_code.py",
+        # Names of the package's own modules, and of packages that it uses.
+        "platform/common/registry.py",
+        "platform/actors/preload.py",
+        "platform/models/transformers_nets.py",
+        "platform/ui/plotting.py",
+        "searchspaces/reproductions/table_file.py",
+    }
+
+
+def merged(values: dict, changes: dict) -> dict:
+    both = {key: merged(values[key], new) for key, new in changes.items() if isinstance(new, dict) and key in values}
+    return values | changes | {key: value for key, value in both.items() if not {"name", "kind"} & changes[key].keys()}
+
+
+def evil(changes: dict, path: str, mark: Path) -> str:
+    values = merged(yaml.safe_load(GOOD), changes)
+    return yaml.safe_dump(values).replace("PATH", path).replace("MARK", str(mark))
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """An installed package that writes a file when it is imported."""
+    site = tmp_path / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "installed_thing.py").write_text(MODULE.replace("MARK", str(tmp_path / "imported")))
+    monkeypatch.syspath_prepend(site)
+    yield tmp_path / "imported"
+    sys.modules.pop("installed_thing", None)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield folder
+    for module in ("next_door", "working_folder"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("path", ["os.mkdir", "installed_thing.load"])
+@pytest.mark.parametrize("key", EVIL)
+def test_a_file_calls_and_imports_nothing_that_the_user_has_not_named(key, path, here, installed, tmp_path):
+    (here / "evil.yaml").write_text(evil(EVIL[key], path, tmp_path / "mark"))
+    commands: list[tuple[str, ...]] = [("run",), ("partition",), ("plan", "--nodes", "1x(cpus=2,memory=4)")]
+    for command, *arguments in [("search",)] if "search" in EVIL[key] else commands:
+        done = hedgerow(command, "evil.yaml", *arguments)
+        # The partition of a file does not depend on its model.
+        assert done.exit_code == 2 or command == "partition", done.output
+        assert "Traceback" not in done.output
+    hedgerow("show", "evil.yaml")
+    assert not (tmp_path / "mark").exists()
+    assert not installed.exists()
+    assert not (here / "runs").exists() or not any((here / "runs").glob("*/run.json"))
+
+
 @pytest.mark.parametrize(
-    "path", ["os.system", "..os.system", "subprocess.Popen", "builtins.eval", "os;x.y", "os.path/x.y"]
+    ("path", "said"),
+    [
+        ("os.system", "is not a model of yours, because it is defined in 'posix'"),
+        ("subprocess.Popen", "is not a model of yours, because it is defined in 'subprocess'"),
+        ("builtins.eval", "is not a model of yours, because it is defined in 'builtins'"),
+        ("next_door.make", "is not a model of yours, because it is defined in 'posix'"),
+        ("next_door.Path", "is not a model of yours, because it is defined in 'pathlib'"),
+        ("torch.hub.load", "is not a model of yours, because it is defined in 'torch.hub'"),
+        ("torchvision.datasets.utils.download_url", "because it is defined in 'torchvision.datasets.utils'"),
+        ("hedgerow.api.resume", "is not a model of yours, because it is defined in 'hedgerow.api'"),
+        ("hedgerow.__main__.main", "is a program"),
+        ("antigravity.fly", "'antigravity' is not a module in"),
+        ("..os.system", "is not a dotted path"),
+        ("os;x.y", "is not a dotted path"),
+        ("os.path/x.y", "is not a dotted path"),
+    ],
 )
-@pytest.mark.parametrize("key", ["algorithm", "model"])
-def test_a_dotted_path_names_a_class_of_its_kind_or_nothing(path, key, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    old = {"algorithm": "name: fedavg", "model": "name: mlp, hidden: [20]"}[key]
-    refuse(GOOD.replace(old, f'name: "{path}"'), tmp_path)
+def test_an_object_is_the_users_where_it_is_defined_not_where_it_is_imported(path, said, here, tmp_path):
+    (here / "next_door.py").write_text(MODULE.replace("MARK", str(tmp_path / "imported")))
+    (here / "evil.yaml").write_text(evil(EVIL["model"], path, tmp_path / "mark"))
+    done = hedgerow("run", "evil.yaml")
+    assert done.exit_code == 2
+    assert said in done.output
+    assert not (tmp_path / "mark").exists()
+    assert "antigravity" not in sys.modules
+
+
+def test_code_in_the_folder_of_the_file_needs_no_option_and_other_code_does(here, installed, tmp_path):
+    inner = here / "inner"
+    inner.mkdir()
+    (inner / "next_door.py").write_text(MODULE.replace("MARK", str(tmp_path / "next door")))
+    (inner / "own.yaml").write_text(GOOD.replace("name: mlp, hidden: [20]", "name: next_door.Net"))
+    (inner / "other.yaml").write_text(GOOD.replace("name: fedavg", "name: installed_thing.Mine"))
+    (inner / "local.yaml").write_text(GOOD.replace("name: fedavg", "name: working_folder.Mine"))
+    (here / "working_folder.py").write_text(MODULE.replace("MARK", str(tmp_path / "working folder")))
+    before = list(sys.path)
+    own = hedgerow("run", inner / "own.yaml")
+    assert own.exit_code == 0, own.output
+    # Python finds its own and installed modules first.
+    assert sys.path == [*before, str(inner)]
+    for name, module in (("other", "installed_thing"), ("local", "working_folder")):
+        refused = hedgerow("run", inner / f"{name}.yaml")
+        assert refused.exit_code == 2
+        assert module not in sys.modules
+        named = hedgerow("run", inner / f"{name}.yaml", "--import", module, "--json")
+        assert named.exit_code == 0, named.output
+        (run,) = json.loads(named.stdout)["runs"]
+        assert RunFolder(Path(run["folder"])).record()["own_code"]["imports"] == [module]
+
+
+def test_a_module_next_to_the_file_never_replaces_an_installed_one(here, installed, tmp_path):
+    (here / "installed_thing.py").write_text("")
+    (here / "evil.yaml").write_text(GOOD.replace("name: fedavg", "name: installed_thing.Mine"))
+    done = hedgerow("run", "evil.yaml")
+    assert done.exit_code == 2
+    assert f"there are two modules 'installed_thing', {here / 'installed_thing.py'} and" in done.output
+    assert not installed.exists()
+
+
+def test_a_command_imports_nothing_from_the_working_directory(here, tmp_path):
+    for name in ("jinja2", "yaml", "mlflow", "torch", "click", "sitecustomize"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / name)!r}, 'w')")
+    for command in ([sys.executable, "-m", "hedgerow"], [str(Path(sys.executable).with_name("hedgerow"))]):
+        for arguments in (["report", "nothing"], ["list", "models"], ["--help"]):
+            done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+            assert "Traceback" not in done.stderr
+    assert set(tmp_path.iterdir()) == {here}
+
+
+# ---- run folders of other people -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(here):
+    """An interrupted run of this user, without its model."""
+    (here / "good.yaml").write_text(GOOD)
+    assert hedgerow("run", "good.yaml").exit_code == 0
+    (folder,) = (here / "runs").iterdir()
+    RunFolder(folder).update(status="interrupted")
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_the_run_folder_of_somebody_else_runs_nothing(forged, started, here, installed, tmp_path):
+    text = started.experiment.read_text()
+    mark = tmp_path / "mark"
+    if forged:
+        note = started.record()["own_code"]
+        note |= {"imports": ["posix", "os", "installed_thing"], "folders": ["/", str(tmp_path)]}
+        started.update(own_code=note)
+    for path in ("os.mkdir", "posix.mkdir", "installed_thing.load"):
+        changes = {"task": {"model": {"name": path, "args": {"path": str(mark)}}}}
+        started.experiment.write_text(yaml.safe_dump(merged(yaml.safe_load(text), changes)))
+        for words in (["export", started, "model.pt"], ["push", started], ["report", started], ["resume", started]):
+            done = hedgerow(*words)
+            assert "Traceback" not in done.output
+        with pytest.raises(UserError):
+            api.resume(started, show=False)
+        with pytest.raises(UserError):
+            assert api.load(started).parameters
+    assert not mark.exists()
+    assert not installed.exists()
+
+
+def test_a_resume_uses_the_code_that_was_named_at_the_start(here, installed, tmp_path):
+    (here / "next_door.py").write_text(MODULE.replace("MARK", str(tmp_path / "next door")))
+    own = GOOD.replace("name: fedavg", "name: installed_thing.Mine")
+    (here / "own.yaml").write_text(own.replace("name: mlp, hidden: [20]", "name: next_door.Net"))
+    before = list(sys.path)
+    done = hedgerow("run", "own.yaml", "--import", "installed_thing")
+    assert done.exit_code == 0, done.output
+    (folder,) = (here / "runs").iterdir()
+    RunFolder(folder).update(status="interrupted")
+    sys.path[:] = before
+    for module in ("next_door", "installed_thing"):
+        sys.modules.pop(module)
+    for mark in (installed, tmp_path / "next door"):
+        mark.rmdir()
+    resumed = hedgerow("resume", folder)
+    assert resumed.exit_code == 0, resumed.output
+    assert installed.exists()
+
+
+def test_the_pickled_weights_of_a_librarys_model_are_not_loaded(here, tmp_path):
+    weights = tmp_path / "weights.pt"
+    torch.save({"w": Malice(tmp_path / "mark")}, weights)
+    with safe_weights(), pytest.raises(pickle.UnpicklingError):
+        torch.load(weights, weights_only=False)
+    assert not (tmp_path / "mark").exists()

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
@@ -20,6 +19,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.own_code import ImportRefusedError, find, is_own
 from hedgerow.algorithms.core.parts import ContractError, Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
 
@@ -49,6 +49,8 @@ class NumPyClients(Algorithm):
 
     class Hyper(HyperParameters):
         """The factory of the clients, and values for the factory and the clients."""
+
+        dotted_key: ClassVar[str] = "client_fn"
 
         client_fn: str = Field(
             description="dotted path of the function that makes a client: client_fn(context) as in Flower, with "
@@ -119,15 +121,19 @@ class NumPyClients(Algorithm):
 
 def _factory(dotted: str) -> Callable[..., Any]:
     """Imports the factory of the clients. Raises ValueError, with the reason in one sentence."""
-    module, _, name = dotted.replace(":", ".").rpartition(".")
+    path = dotted.replace(":", ".")
     try:
-        found = getattr(import_module(module), name, None) if module else None
+        found = find(path) if "." in path and all(part.isidentifier() for part in path.split(".")) else None
+    except ImportRefusedError as error:
+        raise ValueError(f"cannot import {dotted!r}: {error}") from None
     except ImportError as error:
-        raise ValueError(f"cannot import {dotted!r} ({error}); run from the folder that contains it") from None
+        raise ValueError(f"cannot import {dotted!r} ({error}); put it into the folder of the experiment file") from None
     except Exception as error:
         raise ValueError(f"cannot import {dotted!r}: {_located(error)}; fix it there") from error
     if not callable(found):
         raise ValueError(f"{dotted!r} is not a function; write a dotted path such as my_client.client_fn")
+    if not is_own(found, path):
+        raise ValueError(f"{dotted!r} is not a function of yours; name one in a module next to the experiment file")
     return found  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,5 @@
 """Client actors: workers in processes of their own, and the executor that sends them their shares of the work."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, Ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.silence import BEAT, Signs, Silence, Watch, WatchedActor
@@ -70,7 +70,7 @@ class ActorSpec:
 
     experiments: list[Experiment]
     """Several experiments differ only in floats of their algorithm."""
-    import_path: list[str]
+    surroundings: Surroundings
     data: Any
     partition: Any
 
@@ -92,8 +92,8 @@ class ActorSpec:
         return {**self.__dict__, "experiments": [one.model_dump(mode="json") for one in self.experiments]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # An experiment may name classes of the user, which are found only through the import path.
-        sys.path[:0] = [entry for entry in state["import_path"] if entry not in sys.path]
+        # An experiment may name classes of the user.
+        state["surroundings"].install()
         self.__dict__.update({**state, "experiments": [parse_experiment(values) for values in state["experiments"]]})
 
 

@@ -1,7 +1,6 @@
 """The coordinator as a Ray actor, and the handle through which a run calls its coordinator in any process."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.actor_pool import ActorGroup, acquire, freed_by_idle, release, start_group
 from hedgerow.platform.actors.actor_room import (
@@ -157,7 +157,7 @@ class CoordinatorHandle:
                 f"node {node} was lost after round {self._last_reported}; the run continues on the other nodes"
             )
         )
-        self._purpose = self.resources.model_dump(exclude={"executor"}), tuple(shares), tuple(sys.path)
+        self._purpose = self.resources.model_dump(exclude={"executor"}), tuple(shares), Surroundings.here()
         self._actor_counts: list[int] = []
         self._again, self._pause = math.inf, AGAIN
         self._lost: RayLost | None = None
@@ -323,7 +323,7 @@ class CoordinatorHandle:
             begun.callback(self._stop_looking)
             self.signs.begin()
             arrays = share(self.dataset), ray.put(vars(self.partition))
-            self.spec = ActorSpec([self.experiment], sys.path, *arrays)
+            self.spec = ActorSpec([self.experiment], Surroundings.here(), *arrays)
             nodes = self.nodes.usable(lasting_nodes())
             self._seen, self._looked = set(nodes), time.monotonic()
             room = room_by_kind(self.resources, list(freed_by_idle(nodes).values()))

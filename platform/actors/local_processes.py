@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from joblib import cpu_count
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors, local_resources
 from hedgerow.platform.actors.silence import BEAT, Silence, Watch
@@ -188,7 +189,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _build_worker(
-    surroundings: tuple[str, dict[str, str], list[str]],
+    surroundings: tuple[str, dict[str, str], Surroundings],
     experiments: list[dict[str, Any]],
     data: dict[str, Any],
     partition: dict[str, Any],
@@ -197,11 +198,11 @@ def _build_worker(
     shards: int,
 ) -> Worker:
     # Those of the run: the process was forked earlier.
-    folder, environment, import_path = surroundings
+    folder, environment, code = surroundings
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:0] = [entry for entry in import_path if entry not in sys.path]
+    code.install()
     parsed = [parse_experiment(values) for values in experiments]
     init_process(parsed[0].resources.threads)
     opened: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in data.items()}
@@ -322,7 +323,7 @@ class LocalExecutor(Executor):
         self.notify, self.silence = notify, Silence(experiments[0].resources)
         data = {name: _shared(value) for name, value in vars(dataset).items()}
         dumped = [experiment.model_dump(mode="json") for experiment in experiments]
-        surroundings = str(Path.cwd()), dict(os.environ), sys.path
+        surroundings = str(Path.cwd()), dict(os.environ), Surroundings.here()
         self._load = surroundings, dumped, data, vars(partition)
         self.processes: list[LocalProcess] = [LocalProcess() for _ in range(num_workers)]
         try:

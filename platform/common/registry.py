@@ -1,6 +1,7 @@
 """Registries of classes by name: built-in classes from a table and users' own classes by dotted path."""
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from hedgerow.algorithms.core.own_code import ImportRefusedError, find, home_of, is_own
 from hedgerow.platform.common.errors import UserError
 
 DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
@@ -81,9 +83,12 @@ class Registry(Generic[T]):
             return target
         what = self._what
         if "." in name and self._enter:
-            entered: Any = self._enter(import_named(name, place))
+            candidate = import_named(name, place)
+            entered: Any = self._enter(candidate)
             if entered is None:
                 raise UserError(f"{_beginning(place)}{name!r} is not {what}; name one")
+            if not isinstance(candidate, self.base):
+                require_own(candidate, name, what, place)
             target = entered
             return target
         if "." in name:
@@ -184,6 +189,13 @@ _REGISTRIES: dict[type[BaseModel], "Registry[Any]"] = {}
 """Registries, by the class of the last branch of their union."""
 
 
+def selector_of(section: type[BaseModel]) -> str | None:
+    """Key of a section whose value may be a dotted path: of a union's last branch, or its `dotted_key`; else None."""
+    registry = _REGISTRIES.get(section)
+    key: str | None = registry.selector if registry else getattr(section, "dotted_key", None)
+    return key
+
+
 def own_section(branch: type[BaseModel], values: Any) -> type[BaseModel]:
     """User's own section class that `values` name, for the last branch of a union; `branch` if there is none."""
     registry = _REGISTRIES.get(branch)
@@ -216,6 +228,7 @@ def import_object(dotted: str, base: type, what: str, place: str, function: type
     if isinstance(candidate, type) and issubclass(candidate, base):
         return candidate
     if function and callable(candidate) and not isinstance(candidate, type):
+        require_own(candidate, dotted, what, place)
         return function
     fix = f"name a class that derives from {base.__name__}{', or a function' if function else ''}"
     raise UserError(f"{_beginning(place)}{dotted!r} is not {what}; {fix}")
@@ -228,18 +241,30 @@ def import_named(dotted: str, place: str) -> Any:
     if not module_name or not all(part.isidentifier() for part in dotted.split(".")):
         raise UserError(f"{at}{dotted!r} is not a dotted path; write one such as my_module.MyClass")
     try:
-        module = import_module(module_name)
+        candidate = find(dotted)
+    except ImportRefusedError as error:
+        raise UserError(f"{at}cannot import {dotted!r}: {error}") from None
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{at}cannot import {dotted!r}: no module named {error.name!r}; run from the folder that contains it, "
-            "or install it"
+            f"{at}cannot import {dotted!r}: no module named {error.name!r}; put it into the folder of the experiment "
+            "file, or install it"
         ) from None
     except Exception as error:
         raise UserError(f"{at}cannot import {dotted!r}: {failure(error)}; fix it there") from error
-    candidate = getattr(module, attribute, None)
     if candidate is None:
-        raise UserError(f"{at}module {module_name!r} has no {attribute!r}{nearest(attribute, dir(module))}")
+        names = dir(sys.modules[module_name])
+        raise UserError(f"{at}module {module_name!r} has no {attribute!r}{nearest(attribute, names)}")
     return candidate
+
+
+def require_own(candidate: Any, dotted: str, what: str, place: str) -> None:
+    """Raises UserError if an object is not defined in the user's own code, so that it must not be called."""
+    if not is_own(candidate, dotted):
+        home = home_of(candidate) or dotted.rpartition(".")[0]
+        raise UserError(
+            f"{_beginning(place)}{dotted!r} is not {what} of yours, because it is defined in {home!r}; name one in a "
+            f"module next to the experiment file, or trust that module with `--import {home}`"
+        )
 
 
 FOREIGN = {

@@ -1,6 +1,6 @@
 """Section of the experiment file for a logger."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -18,6 +18,8 @@ loggers = Registry(LOGGERS, RunLogger, "tracking.also")
 
 class Logger(NamedSection):
     """A logger in addition to MLflow, or your own callback: a subclass of RunLogger. A name alone is enough."""
+
+    dotted_key: ClassVar[str] = "name"
 
     name: str = Field(description=f"{', '.join(LOGGERS)}, or the dotted path of your own subclass of RunLogger")
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")

@@ -31,6 +31,7 @@ class MeasureChoice(NamedSection):
     """A function of (outputs, targets, mask), by its name or dotted path; the name alone stands for the section."""
 
     registry: ClassVar[Registry[ScoreFunction]]
+    dotted_key: ClassVar[str] = "name"
 
     name: str
     args: dict[str, Any] = Field({}, description="further keyword arguments of the function")

@@ -104,6 +104,8 @@ class QuadraticProblem(Problem):
 class OwnProblem(Problem):
     """Your own bilevel problem: `name` is the dotted path of a BilevelTask, `args` are its constructor arguments."""
 
+    dotted_key: ClassVar[str] = "name"
+
     name: str = Field(description="dotted path of a class that derives from hedgerow's BilevelTask")
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
 

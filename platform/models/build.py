@@ -1,6 +1,7 @@
 """Builds the model of a task."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hedgerow.algorithms.core.measures import Targets
+from hedgerow.algorithms.core.own_code import is_own
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.registry import Registry, import_named
 from hedgerow.platform.models import MODELS
+from hedgerow.platform.models.factories import require_factory, safe_weights
 from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
 from hedgerow.platform.models.trial import (
@@ -148,8 +151,12 @@ def _built(config: CustomModel) -> nn.Module:
         raise UserError(
             f"task.model.name: {config.name!r} is not callable; name a torch.nn.Module or a function that returns one"
         )
+    is_foreign = not is_own(factory, config.name)
+    if is_foreign and not (isinstance(factory, type) and issubclass(factory, nn.Module)):
+        require_factory(factory, config.name, "task.model.name")
     try:
-        module = factory(**config.args)
+        with safe_weights() if is_foreign else nullcontext():
+            module = factory(**config.args)
     except Exception as error:
         raise UserError(
             f"task.model.args: {config.name} cannot be built from them ({one_line(error)}); see its "

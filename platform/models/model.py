@@ -81,6 +81,7 @@ class CustomModel(Section):
     """Your own model: `name` is the dotted path of a torch.nn.Module or of a function that returns one."""
 
     is_foreign: ClassVar[bool] = True
+    dotted_key: ClassVar[str] = "name"
 
     name: str
     args: dict[str, Any] = Field({}, description="keyword arguments of the class or function")

@@ -35,7 +35,7 @@ from hedgerow.platform.runtime.autotune import require_compiler
 from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.schedules.compatibility import schedule_objection
 from hedgerow.platform.storage.remote import check_storage
-from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 
 
 def build_data(experiment: Experiment, data_root: Path | None) -> tuple[Dataset, Partition]:
@@ -448,8 +448,12 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
     """
     if teacher.model is not None:
         return _module(teacher.model, dataset, seed)
-    trained = load_experiment(teacher.experiment)
-    module, folder = build_module(trained, dataset), RunFolder(Path(str(teacher.run)))
+    file, folder = teacher.experiment, RunFolder(Path(str(teacher.run)))
+    if folder.exists:
+        # Its model may be the user's own, next to another experiment file.
+        find_run(str(folder))
+    trained = load_experiment(file)
+    module = build_module(trained, dataset)
     mode = getattr(module, "train_mode", None)
     if mode is not None and mode.buffers and mode.policy != "average":
         raise UserError(

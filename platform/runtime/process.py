@@ -19,9 +19,8 @@ CONTEXT = 0.5e9
 """Bytes that a process typically uses on a GPU before its first tensor; torch's limit does not count them."""
 
 
-def init_process(threads: int, import_path: list[str] | None = None, resources: Resources | None = None) -> None:
-    """Limit torch's threads and its share of a GPU's memory, make the user's modules importable, and keep freed memory
-    in the process.
+def init_process(threads: int, resources: Resources | None = None) -> None:
+    """Limit torch's threads and its share of a GPU's memory, and keep freed memory in the process.
 
     resources: of the client actor in this process; None: no clients compute here.
 
@@ -31,7 +30,6 @@ def init_process(threads: int, import_path: list[str] | None = None, resources: 
     """
     quiet_libraries()
     torch.set_num_threads(threads)
-    sys.path[:0] = [entry for entry in import_path or [] if entry not in sys.path]
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         # Older versions of glibc refuse more than 32 MB.

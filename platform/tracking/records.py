@@ -44,6 +44,14 @@ class DataRecord(Record):
     frozen: str | None = None
 
 
+class OwnCodeNote(Record):
+    """Code that the user has named for a run, see `ownership.sealed_ownership`."""
+
+    folders: list[str]
+    imports: list[str]
+    seal: str | None
+
+
 class SeriesNote(Record):
     """Series of runs with different seeds that a run belongs to, see `run_folder.SeedSeries`."""
 
@@ -106,6 +114,7 @@ class RunRecord(Ended):
     series: SeriesNote | None = None
     settings: dict[str, Any] = {}
     changes: list[SettingsNote] = []
+    own_code: OwnCodeNote | None = None
 
 
 class TrialRecord(Ended):

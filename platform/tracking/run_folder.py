@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from hedgerow.platform.config.loader import dump_experiment, read_experiment
 from hedgerow.platform.storage.atomic_file import Altered, fingerprint, read_verified
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.ownership import accept, sealed_ownership
 from hedgerow.platform.tracking.records import (
     AGAIN,
     PartitionRecord,
@@ -98,11 +99,16 @@ class RunFolder:
         """Whether it holds a search, with a run folder for each of its trials, instead of one run."""
         return self.record().get("kind") == "search"
 
+    @property
+    def search(self) -> "RunFolder | None":
+        """Folder of the search to which a trial belongs; None if it is no trial."""
+        trials = self.path.absolute().parent
+        search = RunFolder(trials.parent)
+        return search if trials.name == "experts" and search.exists else None
+
     def record(self) -> dict[str, Any]:
         """Contents of run.json. Raises UserError if it is damaged, or if the file of a finished run was altered."""
-        search = self.path.absolute().parent
-        is_trial = search.name == "experts" and RunFolder(search.parent).exists
-        record = read_object(self.path / "run.json", TrialRecord if is_trial else RunRecord)
+        record = read_object(self.path / "run.json", TrialRecord if self.search else RunRecord)
         if record["status"] == "finished" and (expected := record.get("experiment_file")):
             try:
                 read_verified(self.experiment, expected)
@@ -173,6 +179,7 @@ def new_run(
             versions=versions(),
             git_commit=git_commit(),
             source_commit=source_commit(),
+            own_code=sealed_ownership(),
             **({"series": asdict(series)} if series else {}),
         )
         yield folder, lock
@@ -250,11 +257,19 @@ def find_run(name: str) -> RunFolder:
     if it is not a run.
     """
     if is_uri(name):
-        return RunFolder(fetch(name, lambda file: read_experiment(file).output))
+        return _with_own_code(RunFolder(fetch(name, lambda file: read_experiment(file).output)))
     for path in (Path(name), Path("runs") / name):
         if (path / "run.json").exists() and (path / "experiment.yaml").exists():
-            return RunFolder(path)
+            return _with_own_code(RunFolder(path))
     raise UserError(f"{name} is not a run: give the folder that `hedgerow run` printed, such as runs/NAME-DATE-TIME")
+
+
+def _with_own_code(folder: RunFolder) -> RunFolder:
+    """The folder, whose own code is allowed if this user has started the run, or the search around a trial."""
+    # A damaged record is reported by the command, which reads all of it.
+    with suppress(UserError):
+        accept(read_object((folder.search or folder).path / "run.json", RunRecord).get("own_code"))
+    return folder
 
 
 def now() -> str:
@@ -265,8 +280,7 @@ def now() -> str:
 def find_unfinished(name: str) -> RunFolder:
     """Find a run to resume, as `find_run` does. Raises UserError if it is finished or a trial of a search."""
     folder = find_run(name)
-    search = RunFolder(folder.path.absolute().parent.parent)
-    if folder.path.absolute().parent.name == "experts" and search.exists:
+    if search := folder.search:
         raise UserError(f"{folder.path} is a trial of a search: `hedgerow resume {search.path}` continues all trials")
     _check_unfinished(folder)
     return folder

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hedgerow import __version__
+from hedgerow.algorithms.core.own_code import own_code
 
 PATH = click.Path(path_type=Path)
 
@@ -57,8 +58,32 @@ def announce(*names: str | Path) -> None:
         click.echo(f"hedgerow {__version__}: reading {', '.join(map(str, names)) or 'tables'} ...", err=True)
 
 
-file_argument = click.argument("file", type=PATH)
-files_argument = click.argument("files", nargs=-1, required=True, type=PATH)
+def _enter_folders(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """The user's own code is next to the experiment files of a command."""
+    files = value if isinstance(value, tuple) else (value,)
+    own_code().add(folders=[file.parent for file in files if file.is_file()])
+    return value
+
+
+def enter_working_folder(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """The user's own code is in the working directory, for which a command writes an experiment file."""
+    own_code().add(folders=[Path()])
+    return value
+
+
+def _import_modules(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+    own_code().add(modules=value)
+
+
+def import_module_of(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """A dotted path on the command line names its module, as `--import` does."""
+    paths = value if isinstance(value, tuple) else (value,)
+    own_code().add(modules=[path.rpartition(".")[0] for path in paths if "." in path])
+    return value
+
+
+file_argument = click.argument("file", type=PATH, callback=_enter_folders)
+files_argument = click.argument("files", nargs=-1, required=True, type=PATH, callback=_enter_folders)
 run_argument = click.argument("run", shell_complete=complete_runs)
 runs_argument = click.argument("runs", nargs=-1, required=True, shell_complete=complete_runs)
 
@@ -68,6 +93,15 @@ set_option = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Override a key: --set algorithm.lr=0.05; may be repeated.",
+)
+import_option = click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    expose_value=False,
+    callback=_import_modules,
+    help="Module that dotted paths of the file may name, in addition to those next to it; may be repeated.",
 )
 data_root_option = click.option(
     "--data-root",

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ import ray
 from ray import tune
 from ray.tune.error import TuneError
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.actor_pool import shutdown_idle
 from hedgerow.platform.actors.actor_room import say_unused_gpus
 from hedgerow.platform.actors.client_actor import LOST
@@ -308,7 +308,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         *(kept, predictions, together),
     )
     references = share(dataset), ray.put(vars(partition))
-    shared = Shared(plan.values, here, sys.path, settings, *references, listener.lock.claim)
+    shared = Shared(plan.values, here, Surroundings.here(), settings, *references, listener.lock.claim)
     setup = SearchSetup(
         *(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append),
         *(here / "deployed", lambda number: expert_folder(here, number).path, predictions),

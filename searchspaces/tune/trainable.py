@@ -11,6 +11,7 @@ import ray
 from ray import tune
 from ray.tune import PlacementGroupFactory
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
 from hedgerow.platform.actors.placement import bundles
 from hedgerow.platform.actors.shared_data import opened
@@ -67,7 +68,7 @@ class Shared:
 
     values: dict[str, Any]
     folder: Path
-    import_path: list[str]
+    surroundings: Surroundings
     search: SearchSettings
     data: Any
     partition: Any
@@ -97,7 +98,8 @@ class FederatedTrainable(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
-        init_process(1, shared.import_path)
+        init_process(1)
+        shared.surroundings.install()
         if not RunFolder(shared.folder).exists:
             # A node that has joined since `check_shared`.
             node = ray.get_runtime_context().get_node_id()
@@ -250,7 +252,7 @@ class FederatedTrainable(tune.Trainable):
         if actors == 1:
             return None
         partition_ref = shared.partition if partition is self.base_partition else ray.put(vars(partition))
-        spec = ActorSpec(experiments, shared.import_path, shared.data, partition_ref)
+        spec = ActorSpec(experiments, shared.surroundings, shared.data, partition_ref)
         signs = Signs(signs_file(self.members[0].folder))
         if self.clients is None:
             group = ray.util.get_current_placement_group()

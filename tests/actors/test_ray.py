@@ -1,6 +1,5 @@
 """On Ray: as inline, with any number of actors, and when processes are killed."""
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ import pytest
 import ray
 from ray_runs import at_once, hosts_coordinator, numbers, same, small
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
 from hedgerow.platform.actors.placement import reserved
 from hedgerow.platform.actors.shared_data import share
@@ -49,7 +49,7 @@ class TestOnRay:
         dataset, partition = check(chosen, None)
         kinds = chosen.resources.kinds * 2
         signs.begin()
-        spec = ActorSpec([chosen], sys.path, share(dataset), ray.put(vars(partition)))
+        spec = ActorSpec([chosen], Surroundings.here(), share(dataset), ray.put(vars(partition)))
         with reserved(chosen.resources, kinds) as group:
             executor = RayExecutor(spec, group, [0, 1], signs, kinds, kinds)
             try:

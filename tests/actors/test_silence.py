@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from ray.tune.experiment import Trial
 from ray_runs import numbers, same, small
 from searches import one_after_the_other, plan
 
+from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.client_actor import ActorSpec
 from hedgerow.platform.actors.coordinator_actor import CoordinatorActor, CoordinatorHandle
 from hedgerow.platform.actors.silence import Signs, Silence, Watch
@@ -193,7 +193,7 @@ def test_hashing_and_writing_a_checkpoint_and_verifying_it_are_signs_of_life(tmp
     executor = inline_executor([experiment], dataset, partition)
     executor.signs = Signs(tmp_path / "signs")
     executor.signs.begin()
-    spec = ActorSpec([experiment], sys.path, None, None)
+    spec = ActorSpec([experiment], Surroundings.here(), None, None)
     coordinator = object.__new__(CoordinatorActor)
 
     def gives_a_sign(action: Callable[[], Any]) -> bool:

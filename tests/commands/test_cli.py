@@ -33,7 +33,7 @@ UNFIT = [
     (
         "name: mlp, hidden: [20]",
         "name: json.JSONDecoder",
-        "returns an object of type JSONDecoder; name a torch.nn",
+        "is not a model of yours, because it is defined in 'json.decoder'",
     ),
     (
         "rounds: 3",

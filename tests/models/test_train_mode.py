@@ -1,14 +1,11 @@
 """Batch norm, dropout, attention and stochastic depth: unmodified torch modules, with keyed numbers and buffers."""
 
-import json
 from functools import partial
 
 import mode_models
 import numpy as np
 import pytest
 import torch
-import yaml
-from command_line import hedgerow as command
 from mode_models import Normed
 from ray_runs import at_once, same
 from torch.nn import functional as F  # noqa: N812
@@ -511,15 +508,6 @@ def test_a_cumulative_batch_norm_runs_in_a_loop():
     looped, chosen = (experiment("Normed", args=args, mode=mode) for mode in ("loop", "auto"))
     assert "under torch.func.vmap" in build_module(chosen, build_data(chosen, None)[0]).no_vmap
     close(state_of(chosen), state_of(looped), 0)
-
-
-def test_show_says_why_clients_take_turns(tmp_path):
-    file = tmp_path / "branching.yaml"
-    file.write_text(yaml.safe_dump(experiment("Branching").model_dump(mode="json")))
-    shown = command("show", str(file))
-    assert "# Clients run one after the other, since the model cannot be batched: it fails" in shown.output
-    assert parse_experiment(yaml.safe_load(shown.output)) == experiment("Branching")
-    assert "no_vmap" in json.loads(command("show", str(file), "--json").output)
 
 
 def test_buffers_of_the_users_own_are_averaged(tmp_path):

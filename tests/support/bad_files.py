@@ -409,7 +409,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no such module",
         change(("name: fedavg", "name: nowhere.A")),
-        (":15: algorithm.name: cannot import 'nowhere.A'", "run f"),
+        (":15: algorithm.name: cannot import 'nowhere.A'", "put it into the folder of the e"),
     ),
     ("no such class", change(("name: fedavg", "name: json.A")), (":15: algorithm.name: module 'json' has no 'A'",)),
     ("near class", change(("name: fedavg", "name: json.JSONDecode")), (":15:", "did you mean 'JSONDecoder'?")),

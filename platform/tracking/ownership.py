@@ -1,0 +1,60 @@
+"""Code that a user has named for a run, sealed with a key that only this user has.
+
+A run folder may come from other people, with code that they chose. Only a record with the seal of this user counts.
+"""
+
+import hmac
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_data_dir
+
+from hedgerow.algorithms.core.own_code import own_code
+
+SIZE = 32
+"""Bytes of the key."""
+
+
+def sealed_ownership() -> dict[str, Any]:
+    """Entry of run.json: the folders of the user's own code, and the modules that `--import` has named."""
+    values = {"folders": list(own_code().folders), "imports": list(own_code().modules)}
+    key = _key(create=True)
+    return {**values, "seal": None if key is None else _seal(values, key)}
+
+
+def accept(entry: dict[str, Any] | None) -> None:
+    """Allow the code that an entry of run.json names, if this user has sealed it."""
+    key = _key(create=False)
+    if not entry or key is None:
+        return
+    values = {name: value for name, value in entry.items() if name != "seal"}
+    if hmac.compare_digest(_seal(values, key), str(entry["seal"])):
+        own_code().add(entry["folders"], entry["imports"])
+
+
+def _seal(values: dict[str, Any], key: bytes) -> str:
+    return hmac.new(key, json.dumps(values, sort_keys=True).encode(), "sha256").hexdigest()
+
+
+def _key(create: bool) -> bytes | None:
+    """The user's key; None if there is none and none can be written."""
+    file = Path(user_data_dir("hedgerow")) / "key"
+    with suppress(OSError):
+        if create and not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            aside = file.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
+            try:
+                with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as stream:
+                    stream.write(secrets.token_bytes(SIZE))
+                # Of several commands that start at once, the first one's key remains.
+                with suppress(FileExistsError):
+                    os.link(aside, file)
+            finally:
+                aside.unlink(missing_ok=True)
+        key = file.read_bytes()
+        return key if len(key) == SIZE else None
+    return None
