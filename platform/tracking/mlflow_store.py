@@ -8,7 +8,7 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 # Detects an unreachable server within seconds instead of minutes; must be set before mlflow is imported.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
@@ -43,6 +43,9 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import flatten_params
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 # "Creating initial MLflow database tables..." would interrupt the progress display.
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -90,40 +93,51 @@ def default_uri(output: Path) -> str:
 
 
 def open_client(uri: str) -> MlflowClient:
-    """Client of a store. A missing SQLite store is created first."""
+    """Client of a store. A missing SQLite store is created first. Raises UserError if it cannot be written."""
     if uri.startswith("sqlite"):
-        _create_database(uri)
+        _prepare_database(uri)
     return MlflowClient(uri)
 
 
-def _create_database(uri: str) -> None:
-    """Create the database of a store, completely or not at all.
-
-    MLflow creates its tables one by one. Several processes at once, or a process that ends meanwhile, would leave a
-    database that no later process can open. No effect if there is a database.
-    """
-    # Take half a second to import, and a server needs none of it.
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+def _prepare_database(uri: str) -> None:
+    """Create the database of a store if there is none. Raises UserError if it cannot be written."""
     from sqlalchemy.engine import make_url
 
     url = make_url(uri)
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         return
     file = Path(url.database).absolute()
-    if file.exists() and file.stat().st_size:
-        return
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_name(f".{file.name}.lock")):
-            if file.exists() and file.stat().st_size:
-                return
-            with TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
-                aside = Path(folder) / file.name
-                new_uri = url.set(database=str(aside)).render_as_string()
-                SqlAlchemyStore(new_uri, str(file.parent / "mlartifacts")).engine.dispose()
-                aside.replace(file)
+        if not _is_filled(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(file.with_name(f".{file.name}.lock")):
+                if not _is_filled(file):
+                    _create_database(url, file)
+        # Not by opening it: when it is closed again, SQLite's locks of this process would be released.
+        elif not os.access(file, os.W_OK):
+            raise PermissionError("it is read-only")
     except OSError as error:
         raise unwritable("MLflow", file, error) from None
+
+
+def _is_filled(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
+
+
+def _create_database(url: "URL", file: Path) -> None:
+    """Create a database completely or not at all.
+
+    MLflow creates its tables one by one. Several processes at once, or a process that ends meanwhile, would leave a
+    database that no later process can open.
+    """
+    # Takes half a second to import, and a server needs none of it.
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
+        aside = Path(folder) / file.name
+        new_uri = url.set(database=str(aside)).render_as_string()
+        SqlAlchemyStore(new_uri, str(file.parent / "mlartifacts")).engine.dispose()
+        aside.replace(file)
 
 
 def store_uri(folder: RunFolder) -> str:
@@ -168,9 +182,6 @@ class MlflowStore:
         self.client.update_run(self.run_id, "RUNNING")
         # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
         self._last = self._last_step(self.named(self.clock))
-        if not self._last and (before := self._last_step(self.clock)):
-            # An earlier version began this run, without groups.
-            self._last, self.named = before, str  # type: ignore[method-assign]
 
     def log(self, records: list[RoundRecord]) -> None:
         """Record rounds, except those that are recorded already, each at the time of its training."""

@@ -9,7 +9,9 @@ from click.testing import CliRunner
 from tracked_runs import small
 
 from hedgerow.cli import main
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.tracking.mlflow_store import open_client
 
 HOPELESS = "/proc/self/nowhere"
 
@@ -55,6 +57,7 @@ def read_only(tmp_path_factory):
     try:
         for name in ("interrupted", "finished"):
             run(small(folder, enabled=False), name=name).folder.update(status=name)
+        (folder / "mlflow.db").write_text("a database")
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
         yield folder
     finally:
@@ -72,6 +75,11 @@ def test_a_run_on_a_read_only_file_system_is_pushed_in_vain_and_at_once(read_onl
     done = CliRunner().invoke(main, ["push", str(read_only / "finished")])
     assert done.exit_code == 2
     assert f"cannot write {read_only}/hedgerow.db (Read-only file system)" in done.stderr
+
+
+def test_a_store_that_is_read_only_is_named(read_only):
+    with pytest.raises(UserError, match=rf"^MLflow: cannot write {read_only}/mlflow\.db \(it is read-only\)"):
+        open_client(f"sqlite:///{read_only}/mlflow.db")
 
 
 def test_a_page_in_a_read_only_folder_is_refused_and_one_elsewhere_is_written(read_only, tmp_path):

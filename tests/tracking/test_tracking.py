@@ -23,12 +23,12 @@ from preloaded import PreloadedPython
 from tracked_runs import small
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.loader import dump_experiment, load_experiment
+from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.loggers.metric_groups import SAMPLES, grouped, hedge_grouped
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.mlflow_sync import push
 from hedgerow.platform.runs.runner import run
-from hedgerow.platform.tracking.mlflow_store import MlflowStore, default_uri
+from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS
 
@@ -353,25 +353,6 @@ def test_parameters_are_flattened():
 )
 def test_metrics_are_grouped_on_mlflow_s_page(name, group):
     assert grouped(name) == group
-
-
-def test_a_run_that_an_earlier_version_began_keeps_its_names(finished):
-    folder = finished.folder
-    experiment = load_experiment(folder.experiment)
-    client = MlflowClient(default_uri(folder.path.parent))
-    home = client.get_run(folder.record()["mlflow_run_id"]).info.experiment_id
-    old = client.create_run(home, run_name="old").info.run_id
-    client.log_metric(old, "transmissions", 1.0, step=1)
-
-    class Folder:
-        def record(self):
-            return folder.record() | {"mlflow_run_id": old}
-
-    MlflowStore(experiment, "old", {}, {}, Folder()).log(finished.records)
-    steps = [metric.step for metric in client.get_metric_history(old, "transmissions")]
-    assert steps == [1, 2, 3, 4, 5]
-    assert not client.get_metric_history(old, "traffic/transmissions")
-    client.delete_run(old)
 
 
 def test_the_how_to_on_loggers_names_the_recorded_groups():
