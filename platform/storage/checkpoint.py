@@ -270,6 +270,12 @@ def checkpoints(parent: Path) -> list[Path]:
     return sorted((folder for folder in entries if NAME.fullmatch(folder.name)), key=order_of)
 
 
+def checkpoint_of(parent: Path, round: int) -> Path:
+    """Newest checkpoint folder of a round under `parent`; if there is none, the name that it would have."""
+    of_round = [folder for folder in checkpoints(parent) if round_of(folder) == round]
+    return of_round[-1] if of_round else parent / f"round-{round:08d}"
+
+
 def newest_first(parent: Path) -> Iterator[Path]:
     """Checkpoint folders under `parent`, newest first, including those that are written during the iteration."""
     tried: set[Path] = set()

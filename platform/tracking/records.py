@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -117,10 +117,23 @@ class RunRecord(Ended):
     own_code: OwnCodeNote | None = None
 
 
+class CopyRecord(Record):
+    """Number of a trial whose model another one took over, the round of that model, and the configuration after it."""
+
+    donor: int = Field(ge=0)
+    round: int = Field(ge=1)
+    overrides: dict[str, Any]
+
+
 class TrialRecord(Ended):
-    """run.json of a trial of a search."""
+    """run.json of a trial of a search.
+
+    copies: how many models of other trials it has taken over. lineage: copies from which its model comes, oldest first.
+    """
 
     overrides: dict[str, Any]
+    copies: int = 0
+    lineage: list[CopyRecord] = []
     created: str = ""
 
 
@@ -201,6 +214,34 @@ class JournalEntry(Record):
             raise ValueError("either `experts`, `mixed`, or `expert` with `configuration`, `round` or `retired`")
         if self.mixed is not None and not {"accuracy", "loss"} <= (self.model_extra or {}).keys():
             raise ValueError("`mixed` comes with `accuracy` and `loss`")
+        return self
+
+
+class ReportEvent(Record):
+    """One line of the journal of reports of a search.
+
+    number: position of the line, from 0. event: a trial was added, started to train, reported, or failed permanently;
+    or the scheduler chose the next trial. overrides: proposal of a searcher. result: metrics of a report, with its
+    `round`. done: whether the trial has run all its rounds. decision: answer of the scheduler. ends: other trials that
+    the scheduler ended. copy_of: copy that the trial continues from.
+    """
+
+    number: int = Field(ge=0)
+    event: Literal["add", "start", "report", "fail", "choose"]
+    trial: int | None = Field(None, ge=0)
+    overrides: dict[str, Any] | None = None
+    result: dict[str, float] | None = None
+    done: bool = False
+    decision: str | None = None
+    ends: list[int] = []
+    copy_of: CopyRecord | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.trial is None) != (self.event == "choose"):
+            raise ValueError("`trial` for every event but `choose`")
+        if self.event == "report" and ("round" not in (self.result or {}) or self.decision is None):
+            raise ValueError("a report has `result` with `round`, and `decision`")
         return self
 
 

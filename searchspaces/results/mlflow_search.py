@@ -1,5 +1,6 @@
 """MLflow runs of a search: a parent run for the search, and a child run for each expert."""
 
+import json
 from pathlib import Path
 
 from mlflow.tracking import MlflowClient
@@ -14,9 +15,13 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.results.trials import Trial, expert_folder, searched_keys, short_names, trial_label
+from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 
 PARENT = "mlflow.parentRunId"
+
+TAG = 5000
+"""Longest value of a tag that every store of MLflow accepts."""
 
 
 class ParentStore(MlflowStore):
@@ -39,6 +44,7 @@ class SearchStore:
             run_tags |= {"table": self.table, PARENT: table_run(client, plan.experiment, self.table)}
         self.parent = ParentStore(plan.experiment, folder.name, values, run_tags, folder)
         self.children: dict[int, MlflowStore] = {}
+        self._copies: dict[int, int] = {}
 
     @property
     def table(self) -> str | None:
@@ -47,34 +53,53 @@ class SearchStore:
 
     def log(self, records: list[RoundRecord]) -> None:
         """Record rounds of the experts and of Hedge."""
-        by_expert: dict[int | None, list[RoundRecord]] = {}
+        by_expert: dict[tuple[int | None, int | None], list[RoundRecord]] = {}
         for record in records:
-            rest = {key: value for key, value in record.items() if key != "expert"}
-            by_expert.setdefault(record["expert"], []).append(rest)
-        for expert, group in by_expert.items():
+            rest = {key: value for key, value in record.items() if key not in ("expert", COPIES)}
+            by_expert.setdefault((record["expert"], record.get(COPIES)), []).append(rest)
+        for (expert, copies), group in by_expert.items():
             if expert is None:
                 self.parent.log([_flat(record) for record in group])
-            else:
+            elif copies in (None, expert_folder(self.folder.path, expert).record().get(COPIES, 0)):
+                # Other records are those of a model that the expert has given up for a copy of another one.
                 self.child(expert).log(group)
 
     def child(self, expert: int) -> MlflowStore:
-        """Run of an expert, created on the first call and recorded in its folder."""
+        """Run of an expert, created on the first call and recorded in its folder.
+
+        An expert that takes over the model of another one gets a new run: the parameters of a run in MLflow cannot
+        change, nor the metrics of rounds that it has.
+        """
+        folder = expert_folder(self.folder.path, expert)
+        copies = folder.record().get(COPIES, 0)
+        if self._copies.get(expert) != copies:
+            self.children.pop(expert, None)
+            self._copies[expert] = copies
+            if copies:
+                self._delete_run_before(folder, copies)
         if expert not in self.children:
-            folder = expert_folder(self.folder.path, expert)
             experiment = load_experiment(folder.experiment)
             run_tags = tags(self.record, experiment) | {
                 PARENT: self.parent.run_id,
                 "expert": folder.name,
                 NOTE: run_text(folder),
+                **({COPIES: str(copies), LINEAGE: json.dumps(folder.record()[LINEAGE])[:TAG]} if copies else {}),
             }
             values = experiment.model_dump(mode="json")
             self.children[expert] = MlflowStore(experiment, self._name(folder), values, run_tags, folder)
         return self.children[expert]
 
+    def _delete_run_before(self, folder: RunFolder, copies: int) -> None:
+        """Delete the MLflow run of an expert's model before its last copy, if there is one."""
+        client, run_id = self.parent.client, folder.record().get("mlflow_run_id")
+        if run_id and client.get_run(run_id).data.tags.get(COPIES) != str(copies):
+            client.delete_run(run_id)
+            folder.update(mlflow_run_id="")
+
     def _all(self) -> dict[int, MlflowStore]:
         """Runs of all experts that have one, including those from before a server failure that rebuilt this store."""
         for folder in sorted((self.folder.path / "experts").glob("*")):
-            if RunFolder(folder).exists and "mlflow_run_id" in RunFolder(folder).record():
+            if RunFolder(folder).exists and RunFolder(folder).record().get("mlflow_run_id"):
                 self.child(int(folder.name))
         return self.children
 

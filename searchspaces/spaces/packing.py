@@ -12,6 +12,12 @@ from hedgerow.searchspaces.spaces.space import Overrides
 
 NUMBER, PACK = "number", "pack"
 
+COPIES, LINEAGE = "copies", "lineage"
+"""Keys of a trial that continues from copies of other trials: their number, and the origin of its current model.
+
+The origin is a list of copies, oldest first. Each has the `donor`, the last `round` of it that was taken over, and the
+`overrides` of the rounds after it. The rounds before the first copy have the first configuration of its donor.
+"""
 
 Members = list[tuple[int, Overrides]]
 """Experts of a trial: number and configuration of each."""

@@ -24,7 +24,7 @@ from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import diverged, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
-from hedgerow.searchspaces.spaces.packing import members
+from hedgerow.searchspaces.spaces.packing import COPIES, members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 from hedgerow.searchspaces.tune.trainable import signs_file
 from hedgerow.searchspaces.tune.trial_loggers import TrialLoggers
@@ -70,6 +70,7 @@ class SearchCallback(tune.Callback):
         self.warnings: dict[str, None] = {}
         self.loggers = TrialLoggers(folder, plan, lambda sentence: self.warnings.update({sentence: None}))
         self._reported: dict[int, int] = {}
+        self._copies: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
         self.termination: Termination | None = None
         self._silence = Silence(plan.experiment.resources)
@@ -82,6 +83,8 @@ class SearchCallback(tune.Callback):
         """Process of each trial, and the id of its node."""
         self.is_idle: Callable[[Trial], bool] = lambda trial: False
         """Whether a running trial has nothing to do, and therefore gives no sign of life."""
+        self.on_start: Callable[[Trial], None] = lambda trial: None
+        """Called with each trial that starts or continues to train."""
         self.on_end: Callable[[int], None] = lambda index: None
         """Called with the number of each expert whose trial has ended."""
 
@@ -96,6 +99,7 @@ class SearchCallback(tune.Callback):
             "health",
             "termination",
             "is_idle",
+            "on_start",
             "on_end",
             "_lost_nodes",
         )
@@ -168,6 +172,7 @@ class SearchCallback(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._enter(trial)
+        self.on_start(trial)
         self._started[trial.trial_id] = trial
         self._pass_on_notices(trial)
         self._watches[trial.trial_id] = self._watch(trial)
@@ -177,22 +182,25 @@ class SearchCallback(tune.Callback):
         """Write the records of the trial's run folders."""
         for index, overrides in members(trial.trial_id, trial.config):
             folder = expert_folder(self.folder, index)
-            # Called again after every pause, in population based training with another configuration.
-            if not folder.exists or folder.record()["overrides"] != overrides:
+            # Called again after every pause. In population based training, the configuration may differ then: the
+            # trial's process writes it to the folder together with the model that it takes over.
+            if folder.exists and folder.record()["overrides"] == overrides:
+                continue
+            first = {}
+            if not folder.exists:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
-                created = folder.record()["created"] if folder.exists else now()
-                data = self._data(self.plan.trial(overrides))
-                folder.update(name=folder.name, status="running", created=created, overrides=overrides, data=data)
-                if self.show and not self.plan.configurations:
-                    self.show.labels[index] = short_label(overrides)
+                first = {"name": folder.name, "status": "running", "created": now(), "overrides": overrides}
+            folder.update(data=self._data(self.plan.trial(overrides)), **first)
+            if self.show and not self.plan.configurations:
+                self.show.labels[index] = short_label(overrides)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: RoundRecord, **info: Any
     ) -> None:
         self.lock.claim.check()
         self.warnings |= dict.fromkeys(result["warnings"])
-        for record in result["records"]:
+        for record in self._records(result):
             index = record["expert"]
             # A trial that was restored from its checkpoint reports earlier rounds again.
             if record["round"] <= self._reported.get(index, 0):
@@ -201,8 +209,18 @@ class SearchCallback(tune.Callback):
             if self.show:
                 self.show.trial(index, record)
             if self.tracker:
-                self.tracker.log(record)
+                self.tracker.log({**record, COPIES: result[COPIES]})
             self.loggers.round(index, record)
+
+    def _records(self, result: RoundRecord) -> list[RoundRecord]:
+        """Records of a result; in the first result after a copy, those of the model that was copied, too."""
+        records, copies = result["records"], result[COPIES]
+        index = records[0]["expert"] if records else None
+        if index is None or self._copies.get(index, 0) == copies:
+            return records
+        self._copies[index], self._reported[index] = copies, 0
+        rounds = RunLog(expert_folder(self.folder, index).metrics).read()
+        return [{"expert": index, **record} for record in rounds if record["round"] <= result["round"]]
 
     def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._state(trial, "waiting")
@@ -210,12 +228,29 @@ class SearchCallback(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._pass_on_notices(trial)
         for index, _ in members(trial.trial_id, trial.config):
-            folder = expert_folder(self.folder, index)
-            records = RunLog(folder.metrics).read()
-            folder.update(diverged=diverged(records, self.classes))
-            if not is_done(self.plan.experiment, records):
-                self._end(index, "stopped")
-                continue
+            self._complete(index)
+
+    def take_over(self, index: int, status: str) -> None:
+        """Report a trial that had ended with a status before the search was interrupted."""
+        folder = expert_folder(self.folder, index)
+        if self.tracker:
+            for record in RunLog(folder.metrics).read():
+                self.tracker.log({"expert": index, **record})
+        if folder.record()["status"] == status:
+            self._state_of(index, status)
+        elif status == "failed":
+            self._end(index, status)
+        else:
+            self._complete(index)
+
+    def _complete(self, index: int) -> None:
+        """Write the end of a trial to its record."""
+        folder = expert_folder(self.folder, index)
+        records = RunLog(folder.metrics).read()
+        folder.update(diverged=diverged(records, self.classes))
+        if not is_done(self.plan.experiment, records):
+            self._end(index, "stopped")
+        else:
             progress = read_progress(checkpoints(folder.checkpoints)[-1])
             experiment = self.plan.experiment
             evaluation, modes = experiment.evaluation, experiment.task.modes
@@ -262,6 +297,9 @@ class SearchCallback(tune.Callback):
         return known | own
 
     def _state(self, trial: Trial, text: str) -> None:
+        for index, _ in members(trial.trial_id, trial.config):
+            self._state_of(index, text)
+
+    def _state_of(self, index: int, text: str) -> None:
         if self.show:
-            for index, _ in members(trial.trial_id, trial.config):
-                self.show.state(index, text)
+            self.show.state(index, text)

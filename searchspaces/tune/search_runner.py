@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.error import TuneError
+from ray.tune.experiment import Trial
 
 from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.actor_pool import shutdown_idle
@@ -36,7 +37,7 @@ from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, u
 from hedgerow.platform.runs.runner import notifier, recorded
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
-from hedgerow.platform.storage.checkpoint import checkpoint_warnings, latest_checkpoint
+from hedgerow.platform.storage.checkpoint import checkpoint_of, checkpoint_warnings, latest_checkpoint
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.records import HedgeRecord
@@ -56,11 +57,13 @@ from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
+from hedgerow.searchspaces.spaces.packing import client_actors, members, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
 from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
+from hedgerow.searchspaces.tune.report_journal import JOURNAL, ReportJournal
+from hedgerow.searchspaces.tune.resumable_search import ResumableScheduler, ResumableSearch
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
 from hedgerow.searchspaces.tune.trainable import (
     FederatedTrainable,
@@ -68,6 +71,7 @@ from hedgerow.searchspaces.tune.trainable import (
     Shared,
     barrier_file,
     trial_resources,
+    write_tokens,
 )
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
@@ -77,6 +81,8 @@ TUNE_SETTINGS = {
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # `ResumableSearch` limits the trials that wait for room; for another class, Tune's default is 1.
+    "TUNE_MAX_PENDING_TRIALS_PG": "200",
     # Ctrl-C stops a search like a run: it is saved and can be resumed.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
@@ -289,7 +295,9 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if plan.search.concurrency and plan.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
         room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
-    configurations = known_configurations(folder, plan)
+    reports = ReportJournal(here / JOURNAL)
+    # Of those that a searcher proposes, the ones that an interrupted search has tried.
+    configurations = list(plan.configurations) or list(reports.proposals)
     kept = plan.search.kept_rounds(plan.experiment)
     obstacle = mixture_obstacle(plan, configurations, data) if kept else None
     if obstacle:
@@ -307,8 +315,6 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         *(search.rounds_per_report(plan.experiment), search.record is not None, search.metric, search.noise),
         *(kept, predictions, together),
     )
-    references = share(dataset), ray.put(vars(partition))
-    shared = Shared(plan.values, here, Surroundings.here(), settings, *references, listener.lock.claim)
     setup = SearchSetup(
         *(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append),
         *(here / "deployed", lambda number: expert_folder(here, number).path, predictions),
@@ -316,10 +322,19 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     spec = tuner_spec(plan.search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
+    scheduler, config = spec.config.scheduler, spec.config
+    # Hedge has a journal of its own. Without scheduler and searcher, no trial depends on reports.
+    resumes = not isinstance(scheduler, HedgeScheduler) and (scheduler or config.search_alg) is not None
+    complete: list[int] = []
+    if resumes:
+        config, complete = _resumable(spec.config, reports, plan.experiment.seed, here, listener)
+    references = share(dataset), ray.put(vars(partition))
+    rounds = dict(reports.rounds) if resumes else None
+    shared = Shared(plan.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request),
         param_space=spec.space,
-        tune_config=spec.config,
+        tune_config=config,
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(here),
@@ -330,12 +345,13 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
             progress_reporter=tune.CLIReporter(),
         ),
     )
-    scheduler = spec.config.scheduler
     if isinstance(scheduler, HedgeScheduler):
         listener.is_idle = scheduler.is_holding
     listener.health = RayHealth(folder.path, listener.lock.claim)
+    total = trials if spec.space is not None else spec.config.num_samples
     try:
-        results = tuner.fit()
+        # Tune needs a trial to run.
+        results = tuner.fit() if len(complete) < total else None
     except KeyboardInterrupt:
         if listener.lost:
             raise listener.lost from None
@@ -347,15 +363,55 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     finally:
         listener.health.close()
         barrier.unlink(missing_ok=True)
-    errors = [str(error).strip().splitlines()[-1] for error in results.errors]
-    if errors and len(errors) == len(results):
-        raise RuntimeError(f"every trial failed; first error: {errors[0]}")
+    errors = [str(error).strip().splitlines()[-1] for error in results.errors] if results is not None else []
+    failed = len(errors) + [reports.ends[number] for number in complete].count("failed")
+    ran = len(complete) + (len(results) if results is not None else 0)
+    if failed == ran:
+        # The next attempt begins anew, from the checkpoints.
+        (here / JOURNAL).unlink(missing_ok=True)
+        raise RuntimeError(f"every trial failed{_first(errors)}")
     shutil.rmtree(here / "tune", ignore_errors=True)
     for left in here.glob(f"experts/*/{KEPT}"):
         shutil.rmtree(left)
-    if errors:
-        warnings.append(f"{len(errors)} of {len(results)} trials failed; first error: {errors[0]}")
+    if failed:
+        warnings.append(f"{failed} of {ran} trials failed{_first(errors)}")
     return warnings
+
+
+def _first(errors: list[str]) -> str:
+    return f"; first error: {errors[0]}" if errors else ""
+
+
+def _resumable(
+    config: tune.TuneConfig, reports: ReportJournal, seed: int, folder: Path, listener: SearchCallback
+) -> tuple[tune.TuneConfig, list[int]]:
+    """Configuration of a tuner whose scheduler and searcher continue from a journal, and the trials that have ended.
+
+    folder: of the search.
+    """
+    scheduler = ResumableScheduler(config.scheduler, reports, seed)
+
+    def save(trial: Trial, round: int) -> Any:
+        numbers = [number for number, _ in members(trial.trial_id, trial.config)]
+        target = folder / "tune" / "known" / f"{numbers[0]:03d}-{round}"
+        target.mkdir(parents=True, exist_ok=True)
+        runs = [expert_folder(folder, number) for number in numbers]
+        saved = [checkpoint_of(run.checkpoints, round) for run in runs]
+        write_tokens(target, runs, saved, [round] * len(runs))
+        return tune.Checkpoint.from_directory(target)
+
+    def is_complete(number: int) -> bool:
+        records = RunLog(expert_folder(folder, number).metrics).read()
+        return reports.ends[number] == "failed" or len(records) >= reports.rounds.get(number, 0)
+
+    complete = [number for number in reports.ends if is_complete(number)]
+    for number in complete:
+        listener.take_over(number, reports.ends[number])
+    listener.on_start = scheduler.on_trial_start
+    limit = config.max_concurrent_trials
+    searcher: Any = config.search_alg
+    search = ResumableSearch(searcher, scheduler, limit, save, lambda number: number in complete)
+    return replace(config, search_alg=search, scheduler=scheduler, max_concurrent_trials=None), complete
 
 
 def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Data) -> str | None:
@@ -408,15 +464,6 @@ def _record(finished: FinishedSearch) -> list[str]:
         return [f"{RECORDING} was not written: {error}, and a replay needs every round of every configuration"]
     recording.write(finished.folder.path / RECORDING)
     return []
-
-
-def known_configurations(folder: RunFolder, plan: SearchSpec) -> list[Overrides]:
-    """Configurations that the file lists, followed by those that an interrupted search proposed itself."""
-    configurations = list(plan.configurations)
-    for trial in read_trials(folder):
-        # Population based training changes configurations while it runs: the run folder has the latest one.
-        configurations[int(trial.name) : int(trial.name) + 1] = [trial.overrides]
-    return configurations
 
 
 def packs_of(folder: RunFolder, plan: SearchSpec, known: list[Overrides], room: int) -> list[list[int]] | None:

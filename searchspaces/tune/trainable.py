@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from hedgerow.platform.actors.shared_folder import name_of, unshared
 from hedgerow.platform.actors.silence import Signs
 from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
+from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
@@ -34,10 +36,13 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.spaces.packing import client_actors, members
+from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, client_actors, members
 from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
+
+TOKENS = "experts.json"
+"""Only file of a checkpoint of Tune: the state itself is in the run folders."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class Shared:
     """Settings and data that all trials of a search share.
 
     values: contents of the experiment file. search: its section `search`. data, partition: references to the object
-    store. claim: claim of the process that runs the search.
+    store. claim: claim of the process that runs the search. rounds: for a search that continues from a journal of
+    reports, the round of the last report of each trial in it; None: there is no such journal.
     """
 
     values: dict[str, Any]
@@ -73,6 +79,7 @@ class Shared:
     data: Any
     partition: Any
     claim: Claim
+    rounds: Mapping[int, int] | None = None
 
 
 @dataclass
@@ -82,6 +89,7 @@ class TrialRun:
     number: int
     folder: RunFolder
     experiment: Experiment
+    overrides: Overrides
     stopped: bool
     """Whether it was stopped early before the search was interrupted; it reports its rounds, and stays stopped."""
     reported: int = 0
@@ -96,6 +104,8 @@ class FederatedTrainable(tune.Trainable):
     config: see `packing.members`. The trial's process is the coordinator. With one client actor, the meaning of
     `actors: auto` in a search, it also hosts the clients.
     """
+
+    coordinator: Coordinator
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
         init_process(1)
@@ -125,7 +135,31 @@ class FederatedTrainable(tune.Trainable):
                 # Opened only now: Tune may set up a second process for a trial that already has one, and drop it.
                 member.log = RunLog(member.folder.metrics)
                 member.log.replace(server.history)
-        begun, stopped = time.monotonic(), all(member.stopped for member in self.members)
+        stopped = all(member.stopped for member in self.members)
+        if self.shared.rounds is None:
+            self._run_new_rounds(stopped)
+            self.position = run.round
+        else:
+            # One report after the other, also of rounds that have run already: the scheduler decides by each.
+            until = self._next_report(self.position)
+            self._run_to(until)
+            self.position = min(until, run.round)
+        records = []
+        for member, server in zip(self.members, run.servers, strict=True):
+            until = min(self.position, len(server.history))
+            records += [{"expert": member.number, **record} for record in server.history[member.reported : until]]
+            member.reported = max(member.reported, until)
+        # Metrics for schedulers that expect one expert per trial.
+        history = run.servers[0].history
+        rounds = range(min(self.position, len(history)) - 1, -1, -1)
+        evaluated = (record for i in rounds if "test_loss" in (record := history[i]))
+        done = stopped or (run.done and self.position == run.round)
+        report = {"records": records, "warnings": run.warnings(), "done": done, COPIES: self.copies}
+        return {**next(evaluated, {}), "round": self.position, **report}
+
+    def _run_new_rounds(self, stopped: bool) -> None:
+        """Run until the next report, unless rounds that have run are not reported yet."""
+        run, begun = self.coordinator, time.monotonic()
         # Rounds that a resumed trial has not reported may be needed to complete a round before the trial's next one.
         behind = self.shared.search.kept is not None and any(
             member.reported < len(server.history) for member, server in zip(self.members, run.servers, strict=True)
@@ -133,25 +167,20 @@ class FederatedTrainable(tune.Trainable):
         if self.barrier and behind:
             self.barrier.reports(run.round)
         if not (behind or stopped):
-            self._run_stride()
+            self._run_to(self._next_report(run.round))
             # The search allows the first rounds of a step; further ones only where all trials have run those before.
             while self.barrier and not run.done and self.barrier.passes(run.round, begun + self.together):
-                self._run_stride()
+                self._run_to(self._next_report(run.round))
         if self.barrier and (run.done or stopped):
             self.barrier.leave()
-        records = []
-        for member, server in zip(self.members, run.servers, strict=True):
-            records += [{"expert": member.number, **record} for record in server.history[member.reported :]]
-            member.reported = len(server.history)
-        # Metrics for schedulers that expect one expert per trial.
-        last = next((record for record in reversed(run.servers[0].history) if "test_loss" in record), {})
-        report = {"records": records, "warnings": run.warnings(), "done": run.done or stopped}
-        return {**last, "round": run.round, **report}
 
-    def _run_stride(self) -> None:
-        """Run rounds up to the next one that is reported."""
+    def _next_report(self, round: int) -> int:
+        """First round after `round` that is reported."""
+        return min(self.members[0].experiment.rounds, round + self.stride - round % self.stride)
+
+    def _run_to(self, until: int) -> None:
+        """Run rounds up to a round."""
         run = self.coordinator
-        until = min(self.members[0].experiment.rounds, run.round + self.stride - run.round % self.stride)
         while run.round < until and not run.done:
             for i, record in run.run_round().items():
                 log = self.members[i].log
@@ -161,18 +190,15 @@ class FederatedTrainable(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save this round in the run folders, and write their paths to the checkpoint of Tune."""
         paths = self.coordinator.save()
-        tokens = [
-            {"folder": str(member.folder.path), "checkpoint": str(checkpoint), "reported": member.reported}
-            for member, checkpoint in zip(self.members, paths, strict=True)
-        ]
-        (Path(checkpoint_dir) / "experts.json").write_text(json.dumps(tokens))
+        folders, reported = zip(*((member.folder, member.reported) for member in self.members), strict=True)
+        write_tokens(Path(checkpoint_dir), folders, paths, reported)
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Continue from a checkpoint: this trial's own or, in population based training, another trial's."""
-        tokens = json.loads((Path(checkpoint_dir) / "experts.json").read_text())
+        tokens = json.loads((Path(checkpoint_dir) / TOKENS).read_text())
         run = self.coordinator
         for i, (member, token) in enumerate(zip(self.members, tokens, strict=True)):
-            if token["folder"] != str(member.folder.path):
+            if token["folder"] != str(member.folder.path) and member.folder.record().get(COPIES, 0) < self.copies:
                 checkpoint = Path(token["checkpoint"])
                 try:
                     run.load(i, checkpoint)
@@ -181,8 +207,19 @@ class FederatedTrainable(tune.Trainable):
                     if checkpoint.exists() or not run.load_newest(i, checkpoint.parent):
                         raise
                 run.save()
+                self._become(i, member)
             # A run folder that is ahead of Tune reports the remaining rounds again; duplicates do no harm.
             member.reported = min(token["reported"], len(run.servers[i].history))
+        self.position = min(member.reported for member in self.members)
+
+    def _become(self, variant: int, member: TrialRun) -> None:
+        """Write the records, the configuration and the origin of a model that was copied to the trial's run folder."""
+        server = self.coordinator.servers[variant]
+        member.log = RunLog(member.folder.metrics)
+        member.log.replace(server.history)
+        member.folder.experiment.write_text(dump_experiment(member.experiment))
+        lineage = [*self.lineage[:-1], {**self.lineage[-1], "round": server.round}]
+        member.folder.update(overrides=member.overrides, **{COPIES: self.copies, LINEAGE: lineage})
 
     def save_run(self) -> None:
         """Save this round in the run folders."""
@@ -195,6 +232,9 @@ class FederatedTrainable(tune.Trainable):
     def _open(self, config: dict[str, Any]) -> None:
         self.members = [self._member(number, overrides) for number, overrides in members(self.trial_id, config)]
         experiments = [member.experiment for member in self.members]
+        self.copies, self.lineage = config.get(COPIES, 0), config.get(LINEAGE, [])
+        self.position = (self.shared.rounds or {}).get(self.members[0].number, 0)
+        """Last round that was reported."""
         # On a stream, the test samples of each task score every round, evaluated or not.
         scores_all = self.shared.search.kept is not None and experiments[0].task.partition.is_stream
         every = 1 if scores_all else experiments[0].evaluation.every
@@ -239,7 +279,8 @@ class FederatedTrainable(tune.Trainable):
         folder = expert_folder(self.shared.folder, number)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         stopped = folder.exists and folder.record()["status"] == "stopped"
-        return TrialRun(number, folder, parse_experiment(with_overrides(self.shared.values, overrides)), stopped)
+        experiment = parse_experiment(with_overrides(self.shared.values, overrides))
+        return TrialRun(number, folder, experiment, overrides, stopped)
 
     def _partition(self, experiment: Experiment) -> Partition:
         same = experiment.task.partition == self.base.task.partition and experiment.seed == self.base.seed
@@ -265,6 +306,15 @@ class FederatedTrainable(tune.Trainable):
             self.clients.signs = signs
             self.clients.load_run(spec)
         return self.clients
+
+
+def write_tokens(target: Path, folders: Sequence[RunFolder], saved: Sequence[Path], reported: Sequence[int]) -> None:
+    """Write a checkpoint of Tune: the run folder of each expert, its checkpoint, and the number of reported rounds."""
+    tokens = [
+        {"folder": str(folder.path), "checkpoint": str(checkpoint), "reported": rounds}
+        for folder, checkpoint, rounds in zip(folders, saved, reported, strict=True)
+    ]
+    (target / TOKENS).write_text(json.dumps(tokens))
 
 
 def barrier_file(folder: Path) -> Path:

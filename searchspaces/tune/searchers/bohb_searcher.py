@@ -24,7 +24,7 @@ class BohbSearcher(TuneBOHB):
     Tune's searcher does not pass the last result of a trial to the model, so the model would never learn from trials
     that used all rounds. This class does.
 
-    random: fraction of the configurations that are drawn at random. setup: its configurations are repeated first.
+    random: fraction of the configurations that are drawn at random.
     """
 
     def __init__(self, space: Space, metric: str, mode: str, random: float, setup: SearchSetup):
@@ -33,7 +33,6 @@ class BohbSearcher(TuneBOHB):
         self.dimensions = space
         self._numbers: dict[str, int] = {}
         self._budgets: dict[str, set[int]] = {}
-        points = [{key: _encoded(space[key], one[key]) for key in space} for one in setup.configurations]
         configurations = ConfigurationSpace()
         configurations.add([_hyperparameter(key, dimension) for key, dimension in space.items()])
         super().__init__(
@@ -41,7 +40,6 @@ class BohbSearcher(TuneBOHB):
             bohb_config={"random_fraction": random},
             metric=metric,
             mode=mode,
-            points_to_evaluate=points,
             seed=setup.experiment.seed % 2**32,
         )
 
@@ -75,10 +73,6 @@ def _hyperparameter(key: str, dimension: Dimension) -> Hyperparameter:
             return UniformIntegerHyperparameter(key, *dimension.values)
     # Positions instead of values, which may be lists.
     return CategoricalHyperparameter(key, range(len(dimension.values)))
-
-
-def _encoded(dimension: Dimension, value: Any) -> Any:
-    return dimension.values.index(value) if dimension.form in ("grid", "choice") else value
 
 
 def _decoded(dimension: Dimension, value: Any) -> Any:

@@ -26,6 +26,7 @@ from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.mlflow_search import SearchStore
+from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.tune.search_runner import check_search, push, resume_search, search
 
 
@@ -259,12 +260,26 @@ class TestSweeps:
         kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5}
         # Room for one at a time: they take turns, so each sees what the other has reached.
         alone = {"cpus_per_actor": 3}
-        finished = search(plan(tmp_path, resources=alone, search=kind | {"space": {"algorithm.lr": [0.0001, 0.3]}}))
+        space = {"algorithm.lr": [0.0001, 0.3]}
+        finished = search(plan(tmp_path, tracking__enabled=True, resources=alone, search=kind | {"space": space}))
         assert [len(trial.records) for trial in finished.trials] == [ROUNDS, ROUNDS]
         # The weak one goes on from the other's checkpoint, whatever its next learning rate is: they share their past.
         weak, strong = (without_clock(trial.records) for trial in finished.trials)
         assert weak[:2] == strong[:2]
         assert weak[0]["train_loss"] != one_round_with(tmp_path, 0.0001)
+        # Record, metrics and MLflow agree on the configuration, the rounds and their origin.
+        records = [expert_folder(finished.folder.path, i).record() for i in (0, 1)]
+        assert records[0]["lineage"][0]["donor"] == 1
+        assert records[0]["lineage"][-1]["overrides"] == records[0]["overrides"] == finished.trials[0].overrides
+        assert "lineage" not in records[1]
+        client, runs = runs_of(finished)
+        children = [found for found in runs if "expert" in found.data.tags]
+        assert len(children) == 2
+        for child in children:
+            trial = finished.trials[int(child.data.tags["expert"])]
+            assert float(child.data.params["algorithm.lr"]) == trial.overrides["algorithm.lr"]
+            losses = client.get_metric_history(child.info.run_id, "train/loss")
+            assert [one.value for one in losses] == [record["train_loss"] for record in trial.records]
 
     def test_more_than_the_cluster_has_is_refused_before_any_work(self, tmp_path):
         with pytest.raises(UserError, match="64 client actors of 1 CPU and 0 GPU each cannot be placed on this"):
@@ -299,6 +314,53 @@ def test_a_driver_killed_in_mid_search_resumes_to_the_same_end(tmp_path):
     assert [len(trial.records) for trial in resumed.trials] == [60] * 4
     with pytest.raises(UserError, match="is finished: there is nothing to resume"):
         resume_search(str(folders[0]))
+
+
+REPORTING = {"concurrency": 1, "report_every": 2, "space": {"algorithm.lr": {"loguniform": [0.001, 0.8]}}}
+
+
+@pytest.mark.exhaustive("kills")
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"kind": "asha", "samples": 6, "grace": 2},
+        {"kind": "hyperband", "samples": 6},
+        {"kind": "pbt", "samples": 4, "interval": 4},
+        {"kind": "optuna", "samples": 7, "pruner": "median", "grace": 2},
+    ],
+    ids=lambda kind: kind["kind"],
+)
+def test_a_kind_that_is_killed_between_two_reports_resumes_to_the_same_decisions(tmp_path, kind):
+    settings = {
+        "rounds": 12,
+        "algorithm": {"name": "fedavg", "batch_size": 8},
+        "checkpoints": {"every": 1},
+        "search": {**REPORTING, **kind},
+    }
+    calm = search(plan(tmp_path / "calm", **settings))
+    reports = sum('"report"' in line for line in (calm.folder.path / "reports.jsonl").open())
+    file = tmp_path / "file.yaml"
+    file.write_text(plan(tmp_path / "killed", **settings).dump())
+    victim = hedgerow("search", str(file), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def reported() -> int:
+        journals = list((tmp_path / "killed").glob("*/reports.jsonl"))
+        return sum('"report"' in line for line in journals[0].open()) if journals else 0
+
+    while reported() < reports // 2:
+        assert victim.poll() is None, "the search ended before it could be killed"
+        time.sleep(0.01)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    (folder,) = (tmp_path / "killed").glob("small-*")
+    resumed = resume_search(str(folder))
+
+    def decisions(finished: FinishedSearch) -> list[tuple]:
+        return [(trial.overrides, trial.status, without_clock(trial.records)) for trial in finished.trials]
+
+    assert decisions(resumed) == decisions(calm)
+    assert resumed.best.name == calm.best.name
 
 
 def _rounds(folder: Path) -> int:
