@@ -2,7 +2,6 @@
 
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -24,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from hedgerow.algorithms.core.own_code import ImportRefusedError, find, home_of, is_own
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.user_code import failure
 
 DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
 """Pattern of the dotted path of a class."""
@@ -299,12 +299,3 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """Hint such as `; did you mean 'lr'?` for the word nearest in spelling; empty if there is none."""
     close = closest(word, words)
     return f"; did you mean {close!r}?" if close else ""
-
-
-def failure(error: Exception) -> str:
-    """Error in the user's code and its location, on one line in place of the traceback."""
-    text = " ".join(str(error).split())
-    if isinstance(error, SyntaxError):
-        return f"{text} in {error.filename}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {frame.filename}:{frame.lineno}: {text}"

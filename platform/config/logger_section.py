@@ -4,9 +4,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import NamedSection
+from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.loggers import LOGGERS
 from hedgerow.platform.loggers.run_logger import RunLogger
 
@@ -48,7 +49,7 @@ class Logger(NamedSection):
             raise
         except Exception as error:
             raise UserError(
-                f"tracking.also: {self.name} cannot be created from its args ({one_line(error)}); see its __init__"
+                f"tracking.also: {self.name} cannot be created from its args ({failure(error)}); see its __init__"
             ) from error
 
 

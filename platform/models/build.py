@@ -13,9 +13,10 @@ from torch.overrides import TorchFunctionMode
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.own_code import is_own
 from hedgerow.algorithms.core.task import trainable
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.registry import Registry, import_named
+from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.factories import require_factory, safe_weights
 from hedgerow.platform.models.initial_weights import freeze, load_weights
@@ -159,7 +160,7 @@ def _built(config: CustomModel) -> nn.Module:
             module = factory(**config.args)
     except Exception as error:
         raise UserError(
-            f"task.model.args: {config.name} cannot be built from them ({one_line(error)}); see its "
+            f"task.model.args: {config.name} cannot be built from them ({failure(error)}); see its "
             f"{'__init__' if isinstance(factory, type) else 'signature'}"
         ) from error
     if not isinstance(module, nn.Module):

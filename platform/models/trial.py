@@ -29,6 +29,7 @@ from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS, call, plain_attributes
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.models.vmap_check import fingerprint
 
 CLIENTS, SAMPLES = 2, 3
@@ -52,7 +53,7 @@ def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> T
             output = module(samples)
     except Exception as error:
         raise UserError(
-            f"task.model: {name} fails on {_described(samples)} ({one_line(error)}); fix its forward"
+            f"task.model: {name} fails on {_described(samples)} ({failure(error)}); fix its forward"
         ) from error
     if not torch.equal(samples, before):
         raise UserError(

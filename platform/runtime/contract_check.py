@@ -24,6 +24,7 @@ from hedgerow.algorithms.core.pytree import Tree, difference, leaves, stack, tre
 from hedgerow.algorithms.slots.slots import SlottedHyper
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
+from hedgerow.platform.common.user_code import own_error
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import PartialAggregate, combine
@@ -51,7 +52,8 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
     """Run round 1 and an evaluation on a few samples, one client at a time and batched, as the plan may choose.
 
     algorithm: not used elsewhere, because its hyperparameters are changed here. Raises UserError where the algorithm
-    breaks its contract: see `Algorithm`. Other errors are left to the run, which shows where they occur.
+    breaks its contract, see `Algorithm`, and where the user's own code fails. Other errors are left to the run, which
+    shows where they occur.
     """
     sizes = partition.train_sizes
     if not sizes.any():
@@ -62,10 +64,31 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
     if key in _passed:
         return
     large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
-    algorithm.hyper = _few_loops(algorithm.hyper)
-    # First without its slots, which reject or change wrong results of steps before they can be checked.
-    stages = dict.fromkeys((algorithm.inner, algorithm))
-    samples = 2 if large else SAMPLES
+    hyper = algorithm.hyper
+    # Few loops and samples may be too few for the user's own code: if it fails, it is tried with all of them.
+    for is_short in (True, False):
+        algorithm.hyper = _few_loops(hyper) if is_short else hyper
+        samples = int(sizes.max()) if not is_short else 2 if large else SAMPLES
+        try:
+            _dry_run(experiment, algorithm, dataset, partition, samples, large)
+            break
+        except UserError:
+            raise
+        except Exception as error:
+            logging.getLogger(__name__).info("the dry run ended early: %s", error)
+            own = own_error(error)
+            if own is None:
+                break
+            if not is_short:
+                raise own from error
+    _passed.add(key)
+
+
+def _dry_run(
+    experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, samples: int, large: bool
+) -> None:
+    """Run round 1 and an evaluation with at most `samples` of each client. large: whether the model is."""
+    sizes = partition.train_sizes
     if algorithm.learns_stream:
         clients, population = np.zeros(1, np.int64), experiment.rounds
     else:
@@ -74,17 +97,12 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
     clients = np.unique(clients)
     cohort = Cohort(1, clients, np.minimum(sizes[clients], samples), population, 1, experiment.seed)
     dealt = {place: _few(some, samples) for place, some in deal(dataset, partition, algorithm.task).items()}
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # The run itself shows the warnings that matter.
-            warnings.simplefilter("ignore")
-            for stage in stages:
-                _DryRun(experiment, stage, dealt, cohort, samples, large).run()
-    except UserError:
-        raise
-    except Exception as error:
-        logging.getLogger(__name__).info("the dry run ended early: %s", error)
-    _passed.add(key)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # The run itself shows the warnings that matter.
+        warnings.simplefilter("ignore")
+        # First without its slots, which reject or change wrong results of steps before they can be checked.
+        for stage in dict.fromkeys((algorithm.inner, algorithm)):
+            _DryRun(experiment, stage, dealt, cohort, samples, large).run()
 
 
 def _few(samples: Samples, number: int) -> Samples:

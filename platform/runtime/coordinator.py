@@ -14,6 +14,7 @@ from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import DISK_FULL, UserError
 from hedgerow.platform.common.heartbeat import beat
+from hedgerow.platform.common.user_code import own_errors
 from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.assignment import REVIEW
@@ -102,7 +103,8 @@ class Coordinator:
         while not self.done:
             before = self.round
             try:
-                self.run_round()
+                with own_errors():
+                    self.run_round()
             except UserError as error:
                 # An error while a round is saved ends the run at once: another process may have taken it over.
                 if before == first or self.round != before:

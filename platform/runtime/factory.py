@@ -14,9 +14,10 @@ from hedgerow.algorithms.core.task import Task, trainable
 from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.slots.train_mode_rounds import TrainModeRounds
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.measures_section import MeasureChoice
@@ -142,7 +143,7 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
         except Exception as error:
             raise UserError(
                 f"{place}: {choice.name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(targets.shape)} ({one_line(error)}); fix it"
+                f"{tuple(targets.shape)} ({failure(error)}); fix it"
             ) from error
         pair = isinstance(result, tuple) and [tuple(getattr(part, "shape", (0,))) for part in result] == [(), ()]
         if not pair and not (isinstance(result, torch.Tensor) and result.shape == (2,)):

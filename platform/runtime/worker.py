@@ -20,6 +20,7 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.hardware import hardware
 from hedgerow.platform.common.memory import is_out_of_memory
+from hedgerow.platform.common.user_code import own_errors
 from hedgerow.platform.config.old_spellings import current_states
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
@@ -252,6 +253,7 @@ class Worker:
         self.clock = {}
         return {share: float(np.median(ratios)) for share, ratios in rounds.items()}
 
+    @own_errors()
     def _carry_out(self, shards: list[WorkShard], downs: list[Tree], partials: list[PartialAggregate]) -> None:
         """Run shards with the same fusion key and clients as one, and split the answers."""
         first, clients = shards[0], shards[0].clients
@@ -310,6 +312,7 @@ class Worker:
         states.pop(LATEST_CLIENT_MODEL, None)
         return states
 
+    @own_errors()
     def measure(self, shards: list[WorkShard], steps: int | None, broadcasts: list[Tree]) -> Measurement:
         """Time one chunk of shards with one fusion key under their plan, on their first clients.
 

@@ -16,6 +16,7 @@ import click
 
 from hedgerow.platform.common.errors import DENIED, DISK_FULL, Interrupted, UserError
 from hedgerow.platform.common.signals import TERMINATIONS, handling, interrupt, signal_of
+from hedgerow.platform.common.user_code import own_errors
 
 CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
 
@@ -93,15 +94,15 @@ def _json_value(value: Any) -> Any:
 
 
 def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print a UserError, a full disk or a denied access as one sentence and exit with 2. Exit with 128 + N on signal N:
-    130 on Ctrl-C, 143 on SIGTERM, 129 when the terminal was closed.
+    """Print a UserError, an error of the user's code, a full disk or a denied access as one sentence and exit with 2.
+    Exit with 128 + N on signal N: 130 on Ctrl-C, 143 on SIGTERM, 129 when the terminal was closed.
     """
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         _open_closed_streams()
         try:
-            with handling(interrupt, *TERMINATIONS):
+            with handling(interrupt, *TERMINATIONS), own_errors():
                 command(*args, **kwargs)
         except UserError as error:
             click.echo(f"hedgerow: {error}", err=True)
