@@ -15,6 +15,7 @@ from click.testing import Result
 from command_line import GOOD, hedgerow
 from paths import ROOT
 
+from hedgerow.algorithms.federated import fedavg
 from hedgerow.cli import HELP_SECTIONS, main
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runs.runner import run
@@ -157,13 +158,18 @@ def test_documents_say_what_json_lacks_as_null():
     assert json.loads(said[0]) == {"loss": None, "path": "a", "rows": [[1, None]]}
 
 
-def test_exit_codes(here):
+def test_exit_codes(here, monkeypatch):
     def ended(*arguments: str) -> Result:
         return hedgerow("run", "good.yaml", *arguments)
 
     broken = ended("--set", "algorithm.name=endings.Broken")
-    assert broken.exit_code == 1
-    assert isinstance(broken.exception, ValueError)
+    assert broken.exit_code == 2
+    assert re.match(r"hedgerow: your code fails: ValueError at .*endings\.py:\d+, in .*; fix it there", broken.stderr)
+    with monkeypatch.context() as patch:
+        patch.setattr(fedavg, "minimize", int)
+        unexpected = ended()
+    assert unexpected.exit_code == 1
+    assert isinstance(unexpected.exception, TypeError)
     mistaken = ended("--set", "algorithm.lrr=1", "--json")
     assert (mistaken.exit_code, mistaken.stdout) == (2, "")
     assert mistaken.stderr.startswith("hedgerow: --set algorithm.lrr=1: algorithm.lrr is not a key here")

@@ -77,10 +77,15 @@ def test_what_cannot_be_batched_is_refused_where_the_plan_may_batch(name):
         check(experiment(f"broken_algorithms.{name}", mode="vmap"), None)
 
 
-def test_divergence_and_other_mistakes_are_left_to_the_run(tmp_path):
+def test_divergence_is_left_to_the_run():
     check(experiment("broken_algorithms.Diverges"), None)
-    with pytest.raises(ValueError, match="a mistake of another kind"):
-        run(experiment("broken_algorithms.Raises", output=str(tmp_path)))
+
+
+def test_another_mistake_is_a_sentence_with_its_place():
+    with pytest.raises(
+        UserError, match=r"ValueError at .*broken_algorithms.py:\d+, in train: a mistake of another kind"
+    ):
+        check(experiment("broken_algorithms.Raises"), None)
 
 
 def test_the_command_ends_with_a_sentence_and_leaves_no_run_folder(tmp_path, monkeypatch):
