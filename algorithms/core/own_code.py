@@ -58,7 +58,7 @@ class OwnCode:
 
     def has(self, place: str) -> bool:
         """Whether a file is the user's: in a folder of an experiment, or on the import path of the user's program."""
-        return not _is_installed(place) and (self.is_program or any(map(partial(_is_in, place), self.folders)))
+        return not is_installed(place) and (self.is_program or any(map(partial(_is_in, place), self.folders)))
 
 
 _own = OwnCode()
@@ -137,7 +137,7 @@ def _is_own_module(name: str) -> bool:
         return True
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
-    return module is not None and not all(map(_is_installed, _places(name, spec) or _places_of(module)))
+    return module is not None and not all(map(is_installed, _places(name, spec) or _places_of(module)))
 
 
 def _is_in(place: str, folder: str) -> bool:
@@ -145,7 +145,7 @@ def _is_in(place: str, folder: str) -> bool:
     return any(Path(path).is_relative_to(around) for path, around in paths)
 
 
-def _is_installed(place: str) -> bool:
+def is_installed(place: str) -> bool:
     """Whether a file belongs to Python or to an installed package."""
     if INSTALLED & set(Path(place).parts):
         return True

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from hedgerow.algorithms.core.own_code import ImportRefusedError, find, home_of, is_own
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.user_code import failure
+from hedgerow.platform.common.own_code_errors import failure
 
 DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
 """Pattern of the dotted path of a class."""

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import NamedSection
-from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.loggers import LOGGERS
 from hedgerow.platform.loggers.run_logger import RunLogger
 

@@ -15,8 +15,8 @@ from hedgerow.algorithms.core.own_code import is_own
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import require
+from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.registry import Registry, import_named
-from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.factories import require_factory, safe_weights
 from hedgerow.platform.models.initial_weights import freeze, load_weights

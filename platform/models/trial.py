@@ -29,7 +29,7 @@ from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS, call, plain_attributes
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.platform.common.errors import UserError, one_line
-from hedgerow.platform.common.user_code import failure
+from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.models.vmap_check import fingerprint
 
 CLIENTS, SAMPLES = 2, 3

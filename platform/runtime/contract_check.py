@@ -24,7 +24,7 @@ from hedgerow.algorithms.core.pytree import Tree, difference, leaves, stack, tre
 from hedgerow.algorithms.slots.slots import SlottedHyper
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
-from hedgerow.platform.common.user_code import own_error
+from hedgerow.platform.common.own_code_errors import own_error
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import PartialAggregate, combine

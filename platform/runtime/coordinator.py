@@ -14,7 +14,7 @@ from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import DISK_FULL, UserError
 from hedgerow.platform.common.heartbeat import beat
-from hedgerow.platform.common.user_code import own_errors
+from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runtime.assignment import REVIEW

@@ -16,8 +16,8 @@ from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.slots.train_mode_rounds import TrainModeRounds
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
+from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.quiet import quiet_libraries
-from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.measures_section import MeasureChoice

@@ -20,7 +20,7 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.hardware import hardware
 from hedgerow.platform.common.memory import is_out_of_memory
-from hedgerow.platform.common.user_code import own_errors
+from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.config.old_spellings import current_states
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition

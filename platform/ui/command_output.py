@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import click
 
 from hedgerow.platform.common.errors import DENIED, DISK_FULL, Interrupted, UserError
+from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.signals import TERMINATIONS, handling, interrupt, signal_of
-from hedgerow.platform.common.user_code import own_errors
 
 CONTINUES = "`hedgerow resume {}` continues from the last checkpoint"
 

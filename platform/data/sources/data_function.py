@@ -10,8 +10,8 @@ from pydantic import Field
 from torch.utils.data import TensorDataset
 
 from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.registry import import_named, nearest
-from hedgerow.platform.common.user_code import failure
 from hedgerow.platform.data.dataset import Dataset, mistake_in
 from hedgerow.platform.data.mapped_arrays import empty
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, as_array, build_dataset, joined

@@ -1,14 +1,12 @@
 """Errors in the user's own code: where it fails and why, without the frames of this package and of libraries."""
 
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from hedgerow.algorithms.core.own_code import is_installed
 from hedgerow.platform.common.errors import DISK_FULL, UserError
-
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 @contextmanager
@@ -49,7 +47,8 @@ def _own_place(error: Exception) -> str | None:
     ours = [i for i, (frame, _) in enumerate(frames) if _is_ours(frame)]
     for frame, line in reversed(frames[ours[0] :] if ours else []):
         code = frame.f_code
-        if not (_is_ours(frame) or code.co_filename.startswith((*LIBRARIES, "<frozen", "<string"))):
+        is_generated = code.co_filename.startswith(("<frozen", "<string"))
+        if not (_is_ours(frame) or is_generated or is_installed(code.co_filename)):
             function = "" if code.co_name == "<module>" else f", in {code.co_name}"
             return f"{code.co_filename}:{line}{function}"
     return None
