@@ -264,8 +264,8 @@ def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, 
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         return f"it fails for several clients at once under torch.func.vmap: {reason.rstrip('.')}"
     for client, real in enumerate(mask.bool()):
-        mine, own = ({name: value[client] for name, value in tree.items()} for tree in (w, buffers))
-        expected = one(mine, own, x[client][real], keys[client])
+        mine, kept = ({name: value[client] for name, value in tree.items()} for tree in (w, buffers))
+        expected = one(mine, kept, x[client][real], keys[client])
         size = max(float(slope.abs().max()) for slope in expected.values() if slope.numel())
         for name, slope in expected.items():
             if not torch.allclose(found[name][client], slope, rtol=0, atol=TOLERANCE * size, equal_nan=True):

@@ -331,7 +331,7 @@ def test_recurrent_layers_of_the_users_take_turns(own):
             {"widht": 3},
             "task.model.args: {own}.Net cannot be built from them (TypeError: Net.__init__() got an",
         ),
-        ("{own}.Net", {"width": 0}, "task.model.args: {own}.Net cannot be built from them (width must be positive)"),
+        ("{own}.Net", {"width": 0}, "task.model.args: {own}.Net cannot be built from them (ValueError at "),
         ("{own}.Net", {"width": 2, "classes": 4}, "task.model: {own}.Net returns (2, 4) for a batch of shape (2, 6)"),
         ("{own}.Pair", {}, "task.model: {own}.Pair returns tuple for a batch of shape (2, 6); logits of shape (2, 3)"),
         ("{own}.Reader", {}, "task.model: {own}.Reader fails on a batch of shape (2, 6)"),
