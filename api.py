@@ -15,6 +15,7 @@ import numpy as np
 from hedgerow.algorithms.core.own_code import enter_folders, own_code
 from hedgerow.platform.actors.local_processes import prepare
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.servers import name_server
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import Override, parse_experiment, read_file, set_value
 from hedgerow.platform.config.yaml_reader import Lines
@@ -165,6 +166,8 @@ def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[d
         values, source = given.values | {"search": given.search.model_dump(mode="json", exclude_none=True)}, "search"
     elif isinstance(given, Mapping):
         values, source = dict(given), "experiment"
+        tracking = values.get("tracking")
+        name_server(tracking.get("uri") if isinstance(tracking, Mapping) else None)
     elif isinstance(given, str | PathLike):
         values, lines = read_file(Path(given))
         source = str(given)

@@ -4,9 +4,12 @@ import ast
 import json
 import os
 import pickle
+import sqlite3
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from zipfile import ZipFile
 
 import numpy as np
@@ -22,7 +25,9 @@ from safetensors import SafetensorError
 
 from hedgerow import api
 from hedgerow.cluster.submission import PACKAGES
+from hedgerow.platform.common import servers
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.servers import CREDENTIALS
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import datasets
 from hedgerow.platform.data.sources.cache import load_dataset
@@ -30,7 +35,7 @@ from hedgerow.platform.data.sources.image_folder import ImageFolder
 from hedgerow.platform.models.factories import safe_weights
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
-from hedgerow.platform.ui.mlflow_server import page_command
+from hedgerow.platform.ui.mlflow_server import page_command, page_environment
 from hedgerow.searchspaces.spaces.importing_keys import importing_keys
 
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -368,7 +373,7 @@ def test_code_in_the_folder_of_the_file_needs_no_option_and_other_code_does(here
         named = hedgerow("run", inner / f"{name}.yaml", "--import", module, "--json")
         assert named.exit_code == 0, named.output
         (run,) = json.loads(named.stdout)["runs"]
-        assert RunFolder(Path(run["folder"])).record()["own_code"]["imports"] == [module]
+        assert RunFolder(Path(run["folder"])).record()["ownership"]["imports"] == [module]
 
 
 def test_a_module_next_to_the_file_never_replaces_an_installed_one(here, installed, tmp_path):
@@ -408,9 +413,9 @@ def test_the_run_folder_of_somebody_else_runs_nothing(forged, started, here, ins
     text = started.experiment.read_text()
     mark = tmp_path / "mark"
     if forged:
-        note = started.record()["own_code"]
+        note = started.record()["ownership"]
         note |= {"imports": ["posix", "os", "installed_thing"], "folders": ["/", str(tmp_path)]}
-        started.update(own_code=note)
+        started.update(ownership=note)
     for path in ("os.mkdir", "posix.mkdir", "installed_thing.load"):
         changes = {"task": {"model": {"name": path, "args": {"path": str(mark)}}}}
         started.experiment.write_text(yaml.safe_dump(merged(yaml.safe_load(text), changes)))
@@ -450,3 +455,196 @@ def test_the_pickled_weights_of_a_librarys_model_are_not_loaded(here, tmp_path):
     with safe_weights(), pytest.raises(pickle.UnpicklingError):
         torch.load(weights, weights_only=False)
     assert not (tmp_path / "mark").exists()
+
+
+# ---- servers ---------------------------------------------------------------------------------------------------------
+
+TOKEN = "token-of-the-user"
+
+
+class Listener(ThreadingHTTPServer):
+    """A server that keeps what it gets, and answers 404."""
+
+    def __init__(self):
+        self.received: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                outer.received.append(f"{self.path} {self.headers} {self.rfile.read(length)!r}")
+                self.send_error(404)
+
+            do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.uri = f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def listener(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(servers, "_named", set())
+    with Listener() as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_the_files_of_a_run_name_no_server(listener, started, here, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+    values = yaml.safe_load(started.experiment.read_text())
+    values["tracking"] |= {"enabled": True, "uri": listener.uri, "patience": 2.0}
+    started.experiment.write_text(yaml.safe_dump(values))
+    started.update(mlflow_run_id="0" * 32)
+    for words in (["report", started], ["push", started], ["ui", started], ["resume", started]):
+        done = hedgerow(*words)
+        assert done.exit_code == (0 if words[0] == "report" else 2), done.output
+        assert f"{listener.uri} for MLflow, since its record has no seal of yours" in done.output
+        assert "Traceback" not in done.output
+    assert not listener.received
+    # The user's own setting names it.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", listener.uri)
+    assert hedgerow("report", started).exit_code == 0
+    assert TOKEN in listener.received[0]
+
+
+def test_a_server_in_an_experiment_file_gets_no_credentials(listener, here, monkeypatch):
+    tracking = f"{{uri: '{listener.uri}', patience: 2}}"
+    (here / "evil.yaml").write_text(GOOD.replace("{enabled: false}", tracking))
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+    for command in ("run", "search"):
+        extra = ["--set", "search={kind: grid, space: {algorithm.lr: [0.1, 0.2]}}"] if command == "search" else []
+        done = hedgerow(command, "evil.yaml", "--set", "tracking.patience=3", *extra)
+        assert done.exit_code == 2
+        assert f"the file alone names {listener.uri}, which would get MLFLOW_TRACKING_TOKEN" in done.output
+    assert not listener.received
+    assert not (here / "runs").exists()
+    named = hedgerow("run", "evil.yaml", "--set", f"tracking.uri={listener.uri}")
+    assert named.exit_code == 0
+    assert TOKEN in listener.received[0]
+    # A later command knows that this user has named it.
+    listener.received.clear()
+    monkeypatch.setattr(servers, "_named", set())
+    (folder,) = (here / "runs").iterdir()
+    hedgerow("push", folder)
+    assert TOKEN in listener.received[0]
+
+
+def test_a_store_of_somebody_else_sends_its_artifacts_to_no_server(listener, here, monkeypatch):
+    (here / "good.yaml").write_text(GOOD.replace("{enabled: false}", "{enabled: true}"))
+    assert hedgerow("run", "good.yaml").exit_code == 0
+    (folder,) = (path.parent for path in (here / "runs").glob("*/run.json"))
+    with sqlite3.connect(here / "runs" / "hedgerow.db") as store:
+        store.execute("UPDATE runs SET artifact_uri = ?", (f"{listener.uri}/api/2.0/mlflow-artifacts/artifacts/x",))
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+    assert "which is not on this machine" in hedgerow("report", folder).output
+    assert "which is not on this machine" in hedgerow("push", folder).output
+    assert not listener.received
+
+
+def test_mlflow_s_page_has_no_credentials_and_no_module_of_the_working_directory(here, monkeypatch):
+    for name in CREDENTIALS:
+        monkeypatch.setenv(name, TOKEN)
+    environment = page_environment("sqlite:////store.db")
+    assert TOKEN not in environment.values()
+    assert environment["PYTHONSAFEPATH"] == "1"
+    assert "-P" in page_command("sqlite:////store.db", 5000)
+    assert "secret" not in "".join(page_command("postgresql://me:secret@host/store", 5000))
+    assert page_environment("postgresql://me:secret@host/store")["MLFLOW_BACKEND_STORE_URI"].count("secret") == 1
+
+
+def test_a_push_follows_no_links(here, tmp_path):
+    (here / "good.yaml").write_text(GOOD.replace("{enabled: false}", "{enabled: true}"))
+    assert hedgerow("run", "good.yaml").exit_code == 0
+    (folder,) = (path.parent for path in (here / "runs").glob("*/run.json"))
+    private = tmp_path / "private"
+    private.mkdir()
+    for name in ("id_ed25519", "curves.png"):
+        (private / name).write_text("secret of the user")
+    (folder / "notes.txt").write_text("secret of the user")
+    (folder / "results.csv").symlink_to(private / "id_ed25519")
+    (folder / "figures" / "key.png").symlink_to(private / "curves.png")
+    (folder / "figures" / "more").symlink_to(private)
+    artifacts = here / "runs" / "mlartifacts"
+    before = {path for path in artifacts.rglob("*") if path.is_file()}
+    for words in (["push", folder], ["report", folder]):
+        assert hedgerow(*words).exit_code == 0
+    after = {path for path in artifacts.rglob("*") if path.is_file()}
+    assert {path.name for path in after - before} == {"report.html"}
+    assert not any(b"secret of the user" in path.read_bytes() for path in after)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://me:geheim@127.0.0.1:9",
+        "https://geheim@host",
+        "postgresql://me:geheim@host/store",
+        "http://me:geh/geheim#im@host",
+        "http://host?token=geheim",
+    ],
+)
+def test_a_password_in_a_uri_is_in_no_record(uri, here):
+    (here / "good.yaml").write_text(GOOD)
+    for key in ("tracking.uri", "checkpoints.storage"):
+        done = hedgerow("run", "good.yaml", "--set", f"{key}={uri}")
+        assert done.exit_code == 2
+        assert "a URI with credentials would be written into every record" in done.output
+    assert {path.name for path in here.iterdir()} == {"good.yaml"}
+
+
+def test_a_secret_variable_is_recorded_by_its_name(here, monkeypatch):
+    store = here / "geheim-store.db"
+    monkeypatch.setenv("STORE_SECRET", f"sqlite:///{store}")
+    monkeypatch.setenv("WEBHOOK_TOKEN", "geheim-hook")
+    (here / "next_door.py").write_text(
+        "from pathlib import Path\nfrom hedgerow import RunLogger\n\n\nclass Hook(RunLogger):\n"
+        "    def __init__(self, url):\n        self.url = url\n\n    def on_start(self, run):\n"
+        "        Path('hook.txt').write_text(self.url)\n"
+    )
+    hook = "{name: next_door.Hook, args: {url: 'https://${env:WEBHOOK_TOKEN}'}}"
+    tracking = f"{{uri: '${{env:STORE_SECRET}}', also: [{hook}]}}"
+    (here / "good.yaml").write_text(GOOD.replace("{enabled: false}", tracking))
+    done = hedgerow("run", "good.yaml")
+    assert done.exit_code == 0, done.output
+    assert store.exists()
+    assert (here / "hook.txt").read_text() == "https://geheim-hook"
+    (folder,) = (here / "runs").iterdir()
+    assert "${env:STORE_SECRET}" in (folder / "experiment.yaml").read_text()
+    assert hedgerow("report", folder).exit_code == 0
+    assert not any(b"geheim" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("output: ${env:MY_TOKEN}/runs", "the value of MY_TOKEN looks like a secret and would be recorded"),
+        ("output: ${env:STORE}", "the value of STORE looks like a secret and would be recorded"),
+        ("evaluation: {target_metric: '${env:PLACE}'}", "a variable cannot be used here"),
+    ],
+)
+def test_other_keys_take_no_secrets(line, said, here, monkeypatch):
+    for name, value in {"MY_TOKEN": "geheim", "STORE": "s3://me:geheim@bucket", "PLACE": "geheim"}.items():
+        monkeypatch.setenv(name, value)
+    text = GOOD.replace("evaluation: {targets: [0.01, 0.99]}\n", "") + line
+    (here / "good.yaml").write_text(text)
+    done = hedgerow("run", "good.yaml")
+    assert done.exit_code == 2
+    assert said in done.output
+    assert "geheim" not in done.output
+
+
+def test_mlflow_sends_no_usage_statistics():
+    code = (
+        "import sys; import hedgerow.platform.tracking.mlflow_store\n"
+        "from mlflow.telemetry.utils import is_telemetry_disabled; sys.exit(not is_telemetry_disabled())"
+    )
+    for import_first in ("", "import hedgerow.searchspaces.results.mlflow_search\n"):
+        outside = {name: value for name, value in os.environ.items() if name not in ("MLFLOW_DISABLE_TELEMETRY", "CI")}
+        assert subprocess.run([sys.executable, "-c", import_first + code], env=outside).returncode == 0

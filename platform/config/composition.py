@@ -1,16 +1,20 @@
 """Experiment files that build on others: `base: common.yaml`, `${env:NAME}`, and the origin of every value."""
 
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.common.servers import ENVIRONMENT, SECRET, has_credentials, with_environment
 from hedgerow.platform.config.validation_errors import Keys, dotted
 from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
 
-ENVIRONMENT = re.compile(r"\$\{env:([^}]*)\}")
+RECORDED = ("base", "name", "seed", "seeds", "rounds", "participation", "clients_per_round", "output", "algorithm")
+RECORDED += ("resources", "checkpoints.storage", "task.data", "task.public.data", "task.model", "task.teacher.run")
+"""Keys and sections that take `${env:NAME}` and are recorded with its value."""
+
+BY_NAME = ("tracking.uri", "tracking.also")
+"""Keys and sections that are recorded with the name of the variable, since its value may be a secret."""
 
 Alternatives = Callable[[dict[str, Any], tuple[str, ...]], tuple[str, ...]]
 """(values, keys) -> keys of the same section that exclude this one."""
@@ -61,28 +65,38 @@ def _forget(lines: Lines, path: Keys) -> None:
 
 
 def fill_in_environment(value: Any, lines: Lines, path: Keys = ()) -> Any:
-    """Returns plain values with every `${env:NAME}` replaced, and records the variables in `lines`.
+    """Returns plain values with every `${env:NAME}` replaced, except in `BY_NAME`; notes the variables in `lines`.
 
     A value that consists of one variable only is read as YAML: numbers remain numbers. Raises UserError for variables
-    that are not set.
+    that are not set, and for those whose value must not be recorded.
     """
     if isinstance(value, dict):
         return {key: fill_in_environment(inner, lines, (*path, key)) for key, inner in value.items()}
     if isinstance(value, list):
         return [fill_in_environment(inner, lines, (*path, i)) for i, inner in enumerate(value)]
     names = ENVIRONMENT.findall(value) if isinstance(value, str) else []
-    if not names:
+    if not names or _is_among(path, BY_NAME):
         return value
     place = next((lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in lines), dotted(path))
+    at = f"{place}: {dotted(path)}"
+    if not _is_among(path, RECORDED):
+        raise UserError(
+            f"{at}: a variable cannot be used here, because its value would be recorded; write the value itself (keys "
+            f"that take ${{env:NAME}}: {', '.join([*RECORDED, *BY_NAME])})"
+        )
+    filled = with_environment(value, at)
     for name in names:
-        if name not in os.environ:
+        if SECRET.search(name.lower()) or has_credentials(os.environ[name]):
             raise UserError(
-                f"{place}: {dotted(path)}: the environment variable {name!r} is not set{nearest(name, os.environ)}"
+                f"{at}: the value of {name} looks like a secret and would be recorded; secrets may be used in "
+                f"{' and '.join(BY_NAME)}, which are recorded with the name of the variable"
             )
     lines[path] = origin = f"{place}, {', '.join(f'${{env:{name}}}' for name in names)}"
-    if ENVIRONMENT.fullmatch(value):
-        return parse_yaml(os.environ[names[0]], lambda line: origin, path)[0]
-    return ENVIRONMENT.sub(lambda found: os.environ[found[1]], value)
+    return parse_yaml(filled, lambda line: origin, path)[0] if ENVIRONMENT.fullmatch(value) else filled
+
+
+def _is_among(path: Keys, keys: tuple[str, ...]) -> bool:
+    return any(f"{dotted(path)}.".startswith(f"{key}.") for key in keys)
 
 
 def annotated(resolved: dict[str, Any], values: dict[str, Any], lines: Lines) -> str:

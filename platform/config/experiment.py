@@ -19,6 +19,7 @@ from hedgerow.algorithms.core.measures import Scoring
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
+from hedgerow.platform.common.servers import has_credentials
 from hedgerow.platform.config.checkpoints_section import Checkpoints
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.logger_section import Logger
@@ -260,6 +261,16 @@ class Tracking(Section):
     patience: float = Field(
         30.0, gt=0, description="seconds to wait for MLflow at the end of a run; `hedgerow push` sends the rest later"
     )
+
+    @field_validator("uri")
+    @classmethod
+    def _has_no_credentials(cls, uri: str | None) -> str | None:
+        if uri is not None and has_credentials(uri):
+            raise ValueError(
+                "a URI with credentials would be written into every record of the run; set MLFLOW_TRACKING_USERNAME "
+                "and MLFLOW_TRACKING_PASSWORD, or write the URI as ${env:NAME}, which is recorded by its name"
+            )
+        return uri
 
 
 H = TypeVar("H", bound=HyperParameters)

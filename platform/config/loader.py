@@ -16,6 +16,7 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
 from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS
+from hedgerow.platform.common.servers import name_server
 from hedgerow.platform.config.composition import fill_in_environment, merge
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.old_spellings import is_slot_key, modern_key, modernize
@@ -221,6 +222,9 @@ def set_value(
         del lines[stale]
     node[path[-1]] = value
     lines[path] = place
+    if path in (("tracking",), ("tracking", "uri")):
+        # The user names this server.
+        name_server(value.get("uri") if isinstance(value, dict) else value)
     for other in others:
         if not isinstance(lines.get((*path[:-1], other)), Override):
             node.pop(other, None)

@@ -8,6 +8,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import NamedSection
+from hedgerow.platform.common.servers import with_environment
 from hedgerow.platform.loggers import LOGGERS
 from hedgerow.platform.loggers.run_logger import RunLogger
 
@@ -44,13 +45,22 @@ class Logger(NamedSection):
                 f"(called: {', '.join(METHODS)})"
             )
         try:
-            return kind(**self.args)
+            return kind(**_filled(self.args))
         except UserError:
             raise
         except Exception as error:
             raise UserError(
                 f"tracking.also: {self.name} cannot be created from its args ({failure(error)}); see its __init__"
             ) from error
+
+
+def _filled(value: Any) -> Any:
+    """Arguments with the values of `${env:NAME}`, which are recorded by their names."""
+    if isinstance(value, dict):
+        return {key: _filled(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner) for inner in value]
+    return with_environment(value, "tracking.also") if isinstance(value, str) else value
 
 
 def build_loggers(sections: list[Logger]) -> list[tuple[str, RunLogger]]:

@@ -11,6 +11,7 @@ import torch
 
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.common.errors import Interrupted, UserError, first_line
+from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.common.signals import signal_of
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
@@ -55,6 +56,7 @@ def push(name: str, show: object = None) -> list[str]:
     """
     folder = find_run(name)
     experiment = load_experiment(folder.experiment)
+    require_named(experiment.tracking.uri, str(folder))
     tracker = Tracker(lambda: open_store(folder), PUSHES * experiment.tracking.patience)
     for record in RunLog(folder.metrics).read():
         tracker.log(record)

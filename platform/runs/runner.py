@@ -17,6 +17,7 @@ from hedgerow.platform.actors.local_processes import local_coordinator, runs_her
 from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.common.signals import TERMINATIONS, Termination, handling, signal_of
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
@@ -97,6 +98,8 @@ def resume(
     """
     with unfinished_run(name) as (folder, lock):
         experiment = load_experiment(folder.experiment)
+        if experiment.tracking.enabled:
+            require_named(experiment.tracking.uri, str(folder))
         same_settings(folder, decisive_settings(experiment), changed)
         return _execute(experiment, folder, lock, same_data(folder, experiment, data), show, address)
 

@@ -18,6 +18,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.quiet import quiet_libraries
+from hedgerow.platform.common.servers import check_server
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.measures_section import MeasureChoice
@@ -169,6 +170,8 @@ def check(experiment: Experiment, data_root: Path | None, given: Data | None = N
     model and problem do not fit together, or the storage cannot be written to.
     """
     quiet_libraries()
+    if experiment.tracking.enabled:
+        check_server(experiment.tracking.uri)
     if experiment.checkpoints.storage:
         check_storage(experiment.checkpoints.storage)
     if given and (problem := mistake_in_units(given[0])):

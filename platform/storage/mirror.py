@@ -148,7 +148,8 @@ class Mirror:
             folders[:] = [name for name in folders if not name.startswith(".") and name != "tune"]
             for name in names:
                 path = Path(top) / name
-                if not name.startswith(".") and path.suffix != ".tmp":
+                # A link may lead to any file of the user.
+                if not name.startswith(".") and path.suffix != ".tmp" and not path.is_symlink():
                     try:
                         stat = path.stat()
                     except FileNotFoundError:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.servers import has_credentials
 
 PATIENCE = 60.0
 """Seconds within which a storage must answer before a run begins."""
@@ -154,7 +155,7 @@ def uri_objection(uri: str) -> str | None:
     parts = urlsplit(uri)
     if not parts.scheme or not is_uri(uri):
         return f"{uri!r} is not a URI; write s3://bucket/runs, gs://bucket/runs or file:///disk/runs, or null"
-    if "@" in parts.netloc:
+    if "@" in uri.partition("?")[0] or has_credentials(uri):
         return "a URI with credentials would be written into every record of the run; set them in the environment"
     return None
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 # Detects an unreachable server within seconds instead of minutes; must be set before mlflow is imported.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+# MLflow's own usage statistics, as Ray's.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 import mlflow
 import numpy as np
@@ -36,6 +38,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.common.errors import UserError, unwritable
+from hedgerow.platform.common.servers import is_local, server_uri
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.loggers.metric_groups import grouped
@@ -54,6 +57,10 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 MARK = "hedgerow_folder"
 """Tag that identifies the MLflow run of a folder."""
+
+UPLOADED = ("experiment.yaml", "run.json", "metrics.jsonl", "partition.json")
+UPLOADED += ("results.csv", "results.md", "recording.json", "losses.jsonl")
+"""Files of a run folder that MLflow gets. A link may lead to any file of the user, so that no link is followed."""
 
 _PER_CALL = 1000
 """Maximum number of metrics that MLflow accepts in one call."""
@@ -81,7 +88,8 @@ class MlflowPlace:
         return cls(experiment.tracking.uri, experiment.tracking.experiment, Path(experiment.output))
 
     def resolved_uri(self) -> str:
-        return self.uri or default_uri(self.output)
+        """URI for MLflow's client. Raises UserError if this user has not named the store."""
+        return default_uri(self.output) if self.uri is None else server_uri(self.uri)
 
 
 def default_uri(output: Path) -> str:
@@ -143,14 +151,15 @@ def _create_database(url: "URL", file: Path) -> None:
 def store_uri(folder: RunFolder) -> str:
     """URI of the store of a run: the one in its file, or the SQLite store above its folder, from any working directory.
 
-    The folder of a trial is two levels below its search. Raises FileNotFoundError if there is no store.
+    The folder of a trial is two levels below its search. Raises FileNotFoundError if there is no store, and UserError
+    if this user has not named it.
     """
     uri = MlflowPlace.of(read_experiment(folder.experiment)).uri
     above = folder.path.resolve().parents[:3]
     local = next((place for place in above if (place / "hedgerow.db").exists()), None)
     if uri is None and local is None:
         raise FileNotFoundError(f"there is no hedgerow.db next to {folder.path}")
-    return uri or default_uri(local or above[0])
+    return default_uri(local or above[0]) if uri is None else server_uri(uri)
 
 
 class MlflowStore:
@@ -176,6 +185,7 @@ class MlflowStore:
             # Recorded at once, so that this run is continued even if the server fails next.
             folder.update(mlflow_run_id=run_id)
         self.run_id: str = run_id
+        require_local_artifacts(self.client, self.place.uri, run_id)
         inputs = self.client.get_run(run_id).inputs
         if inputs is None or not inputs.dataset_inputs:
             self._introduce(experiment, params, tags, folder.record())
@@ -208,10 +218,13 @@ class MlflowStore:
 
     def log_files(self, folder: Path) -> None:
         """Record the files of a run folder (the resolved experiment, the record, the metrics) and the figures."""
-        for file in sorted(file for file in folder.iterdir() if file.is_file()):
-            self.client.log_artifact(self.run_id, str(file))
-        if (folder / "figures").exists():
-            self.client.log_artifacts(self.run_id, str(folder / "figures"), "figures")
+        for file in (folder / name for name in UPLOADED):
+            if file.is_file() and not file.is_symlink():
+                self.client.log_artifact(self.run_id, str(file))
+        figures = folder / "figures"
+        for file in () if figures.is_symlink() else sorted(figures.glob("*")):
+            if file.suffix in (".png", ".svg") and file.is_file() and not file.is_symlink():
+                self.client.log_artifact(self.run_id, str(file), "figures")
 
     @property
     def params(self) -> dict[str, str]:
@@ -276,6 +289,23 @@ class MlflowStore:
         digest, source = data_digest(record, experiment)
         dataset = Dataset(data_name(record, experiment), digest, "hedgerow", source)
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+
+
+def require_local_artifacts(client: MlflowClient, uri: str | None, run_id: str) -> None:
+    """Raises UserError if the local store of a run folder keeps artifacts elsewhere.
+
+    A store from other people could name a server, to which MLflow would send the user's credentials. uri: the key
+    `tracking.uri`.
+    """
+    if uri is not None:
+        return
+    run = client.get_run(run_id)
+    for place in (run.info.artifact_uri, client.get_experiment(run.info.experiment_id).artifact_location):
+        if place and not is_local(place):
+            raise UserError(
+                f"hedgerow.db keeps its artifacts at {place}, which is not on this machine; move hedgerow.db away, and "
+                "`hedgerow push` records the run in a new one"
+            )
 
 
 def save_model(module: torch.nn.Module, sample: np.ndarray, folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""Code that a user has named for a run, sealed with a key that only this user has.
+"""Code and server that a user has named for a run, sealed with a key that only this user has.
 
-A run folder may come from other people, with code that they chose. Only a record with the seal of this user counts.
+A run folder may come from other people, with code and a server that they chose. Only a record with the seal of this
+user counts.
 """
 
 import hmac
@@ -14,26 +15,28 @@ from typing import Any
 from platformdirs import user_data_dir
 
 from hedgerow.algorithms.core.own_code import own_code
+from hedgerow.platform.common.servers import name_server
 
 SIZE = 32
 """Bytes of the key."""
 
 
-def sealed_ownership() -> dict[str, Any]:
-    """Entry of run.json: the folders of the user's own code, and the modules that `--import` has named."""
-    values = {"folders": list(own_code().folders), "imports": list(own_code().modules)}
+def sealed_ownership(server: str | None) -> dict[str, Any]:
+    """Entry of run.json: folders of the user's own code, modules that `--import` has named, and `tracking.uri`."""
+    values = {"folders": list(own_code().folders), "imports": list(own_code().modules), "server": server}
     key = _key(create=True)
     return {**values, "seal": None if key is None else _seal(values, key)}
 
 
 def accept(entry: dict[str, Any] | None) -> None:
-    """Allow the code that an entry of run.json names, if this user has sealed it."""
+    """Allow the code and the server that an entry of run.json names, if this user has sealed it."""
     key = _key(create=False)
     if not entry or key is None:
         return
     values = {name: value for name, value in entry.items() if name != "seal"}
     if hmac.compare_digest(_seal(values, key), str(entry["seal"])):
         own_code().add(entry["folders"], entry["imports"])
+        name_server(entry["server"])
 
 
 def _seal(values: dict[str, Any], key: bytes) -> str:

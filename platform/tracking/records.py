@@ -44,11 +44,12 @@ class DataRecord(Record):
     frozen: str | None = None
 
 
-class OwnCodeNote(Record):
-    """Code that the user has named for a run, see `ownership.sealed_ownership`."""
+class OwnershipNote(Record):
+    """Code and server that the user has named for a run, see `ownership.sealed_ownership`."""
 
     folders: list[str]
     imports: list[str]
+    server: str | None
     seal: str | None
 
 
@@ -114,7 +115,7 @@ class RunRecord(Ended):
     series: SeriesNote | None = None
     settings: dict[str, Any] = {}
     changes: list[SettingsNote] = []
-    own_code: OwnCodeNote | None = None
+    ownership: OwnershipNote | None = None
 
 
 class CopyRecord(Record):

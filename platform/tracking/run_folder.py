@@ -179,7 +179,7 @@ def new_run(
             versions=versions(),
             git_commit=git_commit(),
             source_commit=source_commit(),
-            own_code=sealed_ownership(),
+            ownership=sealed_ownership(experiment.tracking.uri),
             **({"series": asdict(series)} if series else {}),
         )
         yield folder, lock
@@ -257,18 +257,18 @@ def find_run(name: str) -> RunFolder:
     if it is not a run.
     """
     if is_uri(name):
-        return _with_own_code(RunFolder(fetch(name, lambda file: read_experiment(file).output)))
+        return _with_ownership(RunFolder(fetch(name, lambda file: read_experiment(file).output)))
     for path in (Path(name), Path("runs") / name):
         if (path / "run.json").exists() and (path / "experiment.yaml").exists():
-            return _with_own_code(RunFolder(path))
+            return _with_ownership(RunFolder(path))
     raise UserError(f"{name} is not a run: give the folder that `hedgerow run` printed, such as runs/NAME-DATE-TIME")
 
 
-def _with_own_code(folder: RunFolder) -> RunFolder:
-    """The folder, whose own code is allowed if this user has started the run, or the search around a trial."""
+def _with_ownership(folder: RunFolder) -> RunFolder:
+    """The folder, whose code and server are allowed if this user has started the run, or the search of a trial."""
     # A damaged record is reported by the command, which reads all of it.
     with suppress(UserError):
-        accept(read_object((folder.search or folder).path / "run.json", RunRecord).get("own_code"))
+        accept(read_object((folder.search or folder).path / "run.json", RunRecord).get("ownership"))
     return folder
 
 

@@ -12,18 +12,25 @@ import webbrowser
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, BinaryIO
 
 import click
 
 from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.servers import CREDENTIALS, is_local
 from hedgerow.platform.config.experiment import Experiment, Tracking
-from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 
-PAGE_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Environment variables of MLflow's server. Its job processes are off: they take longest to start."""
+PAGE_SETTINGS = {
+    # Its job processes take longest to start.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Modules in the working directory do not take the place of installed ones.
+    "PYTHONSAFEPATH": "1",
+}
+"""Environment variables of MLflow's server, unless the user has set them."""
 
 FIRST_PORT = 5000
 
@@ -34,9 +41,24 @@ DEFAULT_OUTPUT = Path("runs")
 
 
 def page_command(uri: str, port: int) -> list[str]:
-    """Command of MLflow's server, on the loopback interface, since it has no password; one process is enough."""
+    """Command of MLflow's server, on the loopback interface, since it has no password; one process is enough.
+
+    Other users of the machine see it, so that a URI that may have a password is in `page_environment` instead.
+    """
+    store = ["--backend-store-uri", uri] if is_local(uri) else []
     place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, *place]
+    return [sys.executable, "-P", "-m", "mlflow", "ui", *store, *place]
+
+
+def page_environment(uri: str) -> dict[str, str]:
+    """Environment of MLflow's server for a store.
+
+    The server opens the places of artifacts that the store names. It has no credentials for them; without the two
+    values, it would read them in ~/.mlflow/credentials.
+    """
+    outside = {name: value for name, value in os.environ.items() if name not in CREDENTIALS}
+    none = {"MLFLOW_TRACKING_USERNAME": "nobody", "MLFLOW_TRACKING_PASSWORD": "none"}
+    return PAGE_SETTINGS | outside | none | {"MLFLOW_BACKEND_STORE_URI": uri}
 
 
 def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) -> int:
@@ -53,9 +75,10 @@ def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) 
         # A tracking server has its own page.
         _show(_address(uri.rstrip("/"), uri, experiment), browse)
         return 0
-    _check_store(uri)
-    with TemporaryFile() as log:
-        return _serve(uri, experiment, _free_port(port), browse, log)
+    uri = _check_store(uri)
+    # MLflow adds its working directory to the import path.
+    with TemporaryFile() as log, TemporaryDirectory(prefix="hedgerow-ui-") as folder:
+        return _serve(uri, experiment, _free_port(port), browse, log, folder)
 
 
 def hints(recorded: Iterable[tuple[Experiment, Path]]) -> list[str]:
@@ -80,7 +103,7 @@ def _store_of(folder: RunFolder) -> tuple[str, str]:
     from hedgerow.platform.tracking.mlflow_store import store_uri
 
     try:
-        return store_uri(folder), load_experiment(folder.experiment).tracking.experiment
+        return store_uri(folder), read_experiment(folder.experiment).tracking.experiment
     except FileNotFoundError as error:
         raise UserError(f"{folder.path}: {error}; `hedgerow push {folder.path}` records the run") from None
 
@@ -97,26 +120,29 @@ def _default_store() -> str:
     return default_uri(DEFAULT_OUTPUT)
 
 
-def _check_store(uri: str) -> None:
-    """Raises UserError for a local store that does not exist, which MLflow would create."""
+def _check_store(uri: str) -> str:
+    """URI of a store with an absolute path. Raises UserError for a local one that does not exist."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     if uri.startswith("sqlite"):
         try:
-            file = make_url(uri).database
+            url = make_url(uri)
         except ArgumentError:
             raise UserError(f"--uri: {uri!r} is not a URI of a database; write sqlite:///FILE") from None
-        if not file or not Path(file).is_file():
+        if not url.database or not Path(url.database).is_file():
             raise UserError(
-                f"--uri: there is no database {file or 'in memory'}; write sqlite:///FILE of one that exists"
+                f"--uri: there is no database {url.database or 'in memory'}; write sqlite:///FILE of one that exists"
             )
+        return url.set(database=str(Path(url.database).absolute())).render_as_string(hide_password=False)
     elif "://" not in uri or uri.startswith("file:"):
         path = Path(uri.removeprefix("file://"))
         if path.is_file():
             raise UserError(f"--uri: {uri} is a file; write sqlite:///{uri}")
         if not path.is_dir():
             raise UserError(f"--uri: there is no store {uri}; write sqlite:///FILE, or the URI of a server")
+        return str(path.absolute())
+    return uri
 
 
 def _free_port(port: int | None) -> int:
@@ -134,8 +160,8 @@ def _free_port(port: int | None) -> int:
     raise UserError(f"--port: {FIRST_PORT} to {FIRST_PORT + 99} are all in use; name a free one")
 
 
-def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO) -> int:
-    """Run the server until it ends or this process is interrupted, then end all its processes."""
+def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO, folder: str) -> int:
+    """Run the server in an empty folder until it ends or this process is interrupted, then end all its processes."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
@@ -145,7 +171,8 @@ def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO) ->
     # In a process group of its own, so that the server's workers end with it.
     server = subprocess.Popen(
         page_command(uri, port),
-        env=PAGE_SETTINGS | os.environ,
+        cwd=folder,
+        env=page_environment(uri),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -160,7 +187,7 @@ def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO) ->
         log.seek(0)
         output = log.read().decode(errors="replace").strip().splitlines()
         last = output[-1] if output else "no output"
-        raise UserError(f"MLflow's page on {uri} ended with exit code {code} ({last}); check the store")
+        raise UserError(f"MLflow's page ended with exit code {code} ({last}); check the store")
     except KeyboardInterrupt:
         return 0
     finally:
@@ -202,7 +229,7 @@ def _address(server: str, uri: str, experiment: str) -> str:
     try:
         match = MlflowClient(uri).get_experiment_by_name(experiment)
     except Exception as error:
-        click.echo(f"hedgerow: {uri}: {first_line(error)}", err=True)
+        click.echo(f"hedgerow: MLflow: {first_line(error)}", err=True)
         match = None
     return f"{server}/#/experiments/{match.experiment_id}/runs" if match else f"{server}/"
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hedgerow.platform.common.errors import first_line
-from hedgerow.platform.tracking.mlflow_store import MlflowClient, store_uri
+from hedgerow.platform.config.loader import read_experiment
+from hedgerow.platform.tracking.mlflow_store import MlflowClient, require_local_artifacts, store_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 
@@ -13,7 +14,9 @@ def log_page(folders: Sequence[RunFolder], page: Path) -> list[str]:
     sentences = []
     for folder in folders:
         try:
-            MlflowClient(store_uri(folder)).log_artifact(folder.record()["mlflow_run_id"], str(page), "report")
+            client, run_id = MlflowClient(store_uri(folder)), folder.record()["mlflow_run_id"]
+            require_local_artifacts(client, read_experiment(folder.experiment).tracking.uri, run_id)
+            client.log_artifact(run_id, str(page), "report")
         except Exception as error:  # a failure of the tracking server must not lose the page
             sentences.append(
                 f"MLflow did not accept the page for {folder.name} ({first_line(error)}); the page is stored in {page}"

@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-from mlflow.tracking import MlflowClient
-
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.loggers.metric_groups import hedge_grouped
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.mlflow_store import MlflowPlace, MlflowStore, experiment_id, open_client
+from hedgerow.platform.tracking.mlflow_store import MlflowClient, MlflowPlace, MlflowStore, experiment_id, open_client
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.finished_search import FinishedSearch

@@ -24,6 +24,7 @@ from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.session import gpus_of_nodes, ray_session
 from hedgerow.platform.actors.shared_data import share
 from hedgerow.platform.actors.shared_folder import check_shared
+from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.config.old_spellings import SLOTS
@@ -149,6 +150,8 @@ def resume_search(
     """
     with unfinished_run(name) as (folder, lock):
         plan = load_search(folder.experiment, started=True)
+        if plan.experiment.tracking.enabled:
+            require_named(plan.experiment.tracking.uri, str(folder))
         same_settings(folder, _settings(plan), changed)
         data = same_data(folder, plan.experiment, data)
         _check_trials(plan, data[0])
@@ -481,6 +484,7 @@ def push(name: str, show: object = None) -> list[str]:
     """Send a search's local record to MLflow; see `platform.runs.mlflow_sync.push`."""
     folder = find_run(name)
     plan = load_search(folder.experiment, started=True)
+    require_named(plan.experiment.tracking.uri, str(folder))
     tracker = Tracker(lambda: open_search_store(folder), PUSHES * plan.experiment.tracking.patience)
     for record in RunLog(folder.metrics, HedgeRecord).read():
         tracker.log({"expert": None, **record})
