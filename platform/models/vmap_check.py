@@ -12,6 +12,8 @@ from hedgerow.platform.common.errors import UserError
 
 STATISTICS = "batch norm uses statistics of mini-batches, which are padded under vmap"
 
+SCRIPTED = "it is not known whether the functions in TorchScript have the right gradients for several clients at once"
+
 FREQUENCIES = "the frequencies of an embedding with scale_grad_by_freq would contain the padding of mini-batches"
 
 RECURRENT = "torch's recurrent kernels have no batching rule: under vmap they fall back to a slow loop"
@@ -21,12 +23,14 @@ def vmap_reason(module: nn.Module) -> str | None:
     """Reason why a module cannot be batched over clients, so that they take turns; None if it can, as far as is known.
 
     A module may state it by its attribute `no_vmap`, a reason or None; without it, static batch norm,
-    frequencies of an embedding and recurrent layers are reasons.
+    TorchScript, frequencies of an embedding and recurrent layers are reasons.
     """
     if hasattr(module, "no_vmap"):
         return module.no_vmap  # type: ignore[return-value]
     if is_static(module):
         return STATISTICS
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in module.modules()):
+        return SCRIPTED
     if any(getattr(layer, "scale_grad_by_freq", False) for layer in module.modules()):
         return FREQUENCIES
     return RECURRENT if any(isinstance(layer, nn.RNNBase) for layer in module.modules()) else None

@@ -18,6 +18,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sampling import draw_batches
 from hedgerow.platform.models.build import build_model
+from hedgerow.platform.models.trial import vmap_objection
+from hedgerow.platform.models.vmap_check import vmap_reason
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_data, build_module, check
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -478,7 +480,7 @@ def test_a_padding_row_of_an_embedding_stays_as_it_is(mode):
         ("Remembering", "a call changes its attribute 'state', with which each client begins anew"),
         ("Counting", "a call changes its attribute 'calls'"),
         ("Constrained", "a call changes its parameters in place"),
-        ("Centred", "padding of mini-batches would change the gradient of '1.weight'"),
+        ("Centred", "with padded mini-batches, the gradient of '1.weight' for several clients at once is another one"),
     ],
 )
 def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_path):
@@ -500,6 +502,16 @@ def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_pat
 def test_embeddings_that_cannot_be_batched_say_why(options, said):
     module = build_model(experiment("Tokens", args=options).task.model, (1, 8, 8), 10)
     assert said in module.no_vmap
+
+
+def test_functions_that_torch_runs_unseen_are_not_batched():
+    """TorchScript calls the functions of torch itself: none of them is found on the list of known ones."""
+    net = mode_models.Tokens(padding_idx=4)
+    net.table = torch.jit.script(net.table)
+    assert "TorchScript" in vmap_reason(net)
+    assert "the gradient of 'table.weight' for several clients at once is another one" in vmap_objection(
+        net, None, (1, 8, 8), False
+    )
 
 
 def test_a_cumulative_batch_norm_runs_in_a_loop():
