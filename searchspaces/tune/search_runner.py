@@ -4,7 +4,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,12 +83,15 @@ TUNE_SETTINGS = {
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # `ResumableSearch` limits the trials that wait for room; for another class, Tune's default is 1.
-    "TUNE_MAX_PENDING_TRIALS_PG": "200",
     # Ctrl-C stops a search like a run: it is saved and can be resumed.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 """Environment variables that disable bookkeeping of Ray Tune that a search does not need."""
+
+WAITING = "TUNE_MAX_PENDING_TRIALS_PG", "200"
+"""Environment variable with the number of trials that may wait for room. `ResumableSearch` has a limit of its own; for
+a class that is not its own, Tune's default is 1.
+"""
 
 TUNE_LOG = "ray.tune.execution.tune_controller"
 """Name of the logger to which Ray Tune reports failed trials."""
@@ -354,7 +358,8 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     total = trials if spec.space is not None else spec.config.num_samples
     try:
         # Tune needs a trial to run.
-        results = tuner.fit() if len(complete) < total else None
+        with _environment(*WAITING) if resumes else nullcontext():
+            results = tuner.fit() if len(complete) < total else None
     except KeyboardInterrupt:
         if listener.lost:
             raise listener.lost from None
@@ -379,6 +384,18 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if failed:
         warnings.append(f"{failed} of {ran} trials failed{_first(errors)}")
     return warnings
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """An environment variable has a value in this context, unless it is set."""
+    before = os.environ.get(name)
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 def _first(errors: list[str]) -> str:

@@ -54,8 +54,11 @@ class Machine:
         self.training: list[tuple[int, int, int]] = []
         self.reports: list[tuple] = []
 
-    def run(self, kill_after: float = math.inf) -> bool:
-        """Begin or resume; returns whether the search ended."""
+    def run(self, kill_after: float = math.inf, crash_after: float = math.inf) -> bool:
+        """Begin or resume; returns whether the search ended.
+
+        crash_after: number of reports after which the process of a trial dies and starts again two reports earlier.
+        """
         journal = ReportJournal(self.folder / "reports.jsonl")
         known = self.spec.configurations or journal.proposals
         setup = SearchSetup(
@@ -99,7 +102,18 @@ class Machine:
             if reports >= kill_after:
                 return False
             self.now, _, number = heapq.heappop(self.training)
-            self.report(self.trials[number])
+            if reports == crash_after:
+                self.crash(scheduler, self.trials[number])
+            else:
+                self.report(self.trials[number])
+
+    def crash(self, scheduler: ResumableScheduler, trial: Trial) -> None:
+        """Restart a trial, with the calls that Tune makes for it."""
+        scheduler.on_trial_error(self.controller, trial)
+        trial.set_status(Trial.PENDING)
+        scheduler.on_trial_add(self.controller, trial)
+        model = self.models.get(number_of(trial), [])
+        del model[max(0, len(model) - 2 * STRIDE) :]
 
     def start(self, scheduler: ResumableScheduler, before: dict) -> None:
         """Start trials on free slots, as Tune does: the choice of the scheduler, then those that wait."""
@@ -134,7 +148,8 @@ class Machine:
         done = len(model) >= ROUNDS
         result = {"round": len(model), "validation_accuracy": accuracy, "done": done, "trial_id": trial.trial_id}
         self.controller.report(trial, result)
-        self.reports.append((number, len(model), rate, accuracy, trial.status))
+        if trial.trial_id not in self.controller.scheduler.repeats:
+            self.reports.append((number, len(model), rate, accuracy, trial.status))
 
     @property
     def end(self) -> dict:
@@ -160,6 +175,18 @@ def test_a_search_that_is_killed_after_any_report_decides_as_an_undisturbed_one(
         assert killed.run()
         assert killed.reports == calm.reports
         assert killed.end == calm.end
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband", "optuna", "halving"])
+def test_a_trial_whose_process_starts_again_is_judged_once_by_each_report(tmp_path, name):
+    calm = Machine(tmp_path / "calm", KINDS[name], 1)
+    assert calm.run()
+    for cut in range(0, len(calm.reports), 5):
+        disturbed = Machine(tmp_path / f"cut{cut}", KINDS[name], 1)
+        assert disturbed.run(crash_after=cut)
+        # Another trial may have gone on first.
+        assert sorted(one[:4] for one in disturbed.reports) == sorted(one[:4] for one in calm.reports)
+        assert disturbed.models == calm.models
 
 
 def test_a_journal_without_its_last_line_goes_on_and_one_without_another_line_is_refused(tmp_path):
