@@ -300,7 +300,7 @@ def test_a_driver_killed_in_mid_search_resumes_to_the_same_end(tmp_path):
     chosen = plan(tmp_path, **settings)
     file = tmp_path / "file.yaml"
     file.write_text(chosen.dump())
-    victim = hedgerow("search", str(file), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    victim = hedgerow("search", str(file), "--import", "toys", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(one_after_the_other, plan(tmp_path / "alone", **settings))
         while not (folders := list(tmp_path.glob("small-*"))) or _rounds(folders[0]) < 10:
