@@ -28,7 +28,7 @@ from hedgerow.cluster.submission import PACKAGES
 from hedgerow.platform.common import servers
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.servers import CREDENTIALS
-from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.registries import datasets
 from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.sources.image_folder import ImageFolder
@@ -226,6 +226,8 @@ EVIL = {
 
 MODULE = """\
 import os
+from functools import cache
+from os import mkdir
 from pathlib import Path
 
 from torch import nn
@@ -234,6 +236,7 @@ from hedgerow.algorithms.federated.fedavg import FedAvg
 
 Path(r"MARK").mkdir()
 make = os.mkdir
+wrapped = cache(mkdir)
 
 
 def load(path):
@@ -332,6 +335,7 @@ def test_a_file_calls_and_imports_nothing_that_the_user_has_not_named(key, path,
         ("subprocess.Popen", "is not a model of yours, because it is defined in 'subprocess'"),
         ("builtins.eval", "is not a model of yours, because it is defined in 'builtins'"),
         ("next_door.make", "is not a model of yours, because it is defined in 'posix'"),
+        ("next_door.wrapped", "is not a model of yours, because it is defined in 'posix'"),
         ("next_door.Path", "is not a model of yours, because it is defined in 'pathlib'"),
         ("torch.hub.load", "is not a model of yours, because it is defined in 'torch.hub'"),
         ("torchvision.datasets.utils.download_url", "because it is defined in 'torchvision.datasets.utils'"),
@@ -447,6 +451,22 @@ def test_a_resume_uses_the_code_that_was_named_at_the_start(here, installed, tmp
     resumed = hedgerow("resume", folder)
     assert resumed.exit_code == 0, resumed.output
     assert installed.exists()
+    # Its file runs again as it is.
+    again = hedgerow("run", folder / "experiment.yaml")
+    assert again.exit_code == 0, again.output
+
+
+def test_a_python_program_loads_a_file_with_the_code_next_to_it(here, tmp_path):
+    inner = here / "inner"
+    inner.mkdir()
+    (inner / "next_door.py").write_text(MODULE.replace("MARK", str(tmp_path / "next door")))
+    (inner / "own.yaml").write_text(GOOD.replace("name: fedavg", "name: next_door.Mine"))
+    assert load_experiment(inner / "own.yaml").algorithm.name == "next_door.Mine"
+    (inner / "evil.yaml").write_text(GOOD.replace("name: mlp, hidden: [20]", "name: next_door.make"))
+    with pytest.raises(UserError, match="it is defined in 'posix'"):
+        api.run(inner / "evil.yaml", show=False)
+    with pytest.raises(UserError, match="is not a module in"):
+        load_experiment(inner / "own.yaml", ["task.data={name: antigravity.fly}"])
 
 
 def test_the_pickled_weights_of_a_librarys_model_are_not_loaded(here, tmp_path):

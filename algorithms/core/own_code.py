@@ -127,7 +127,8 @@ def home_of(candidate: Any) -> str | None:
     if isinstance(candidate, partial):
         return home_of(candidate.func)
     if not isinstance(candidate, DEFINED):
-        return None
+        # A function that is wrapped, as by `functools.cache`, has the module of the function.
+        return getattr(candidate, "__dict__", {}).get("__module__")
     return getattr(candidate, "__module__", None) or type(getattr(candidate, "__self__", None)).__module__
 
 

@@ -42,7 +42,7 @@ def is_local(uri: str) -> bool:
 
 def check_server(uri: str | None) -> None:
     """Check the server of a new run, whose file names it. Raises UserError if it would get the user's credentials."""
-    if uri is None or _is_named(uri):
+    if uri is None or is_named(uri):
         return
     resolved = with_environment(uri, "tracking.uri")
     secrets = [f"${{env:{name}}}" for name in ENVIRONMENT.findall(uri)] + _credentials()
@@ -55,16 +55,16 @@ def check_server(uri: str | None) -> None:
 
 
 def require_named(uri: str | None, place: str) -> None:
-    """Raises UserError if the files of a run name a store that this user has not named. place: the run."""
-    if uri is not None and not _is_named(uri):
+    """Raises UserError if the files of a run name a server that this user has not named. place: the run."""
+    if uri is not None and not is_local(uri) and not is_named(uri):
         raise UserError(
             f"{place}: its files alone name {uri} for MLflow, since its record has no seal of yours; if you trust that "
-            f"store, set {OWN} to it"
+            f"server, set {OWN} to it"
         )
 
 
-def _is_named(uri: str) -> bool:
-    # A variable as the whole value is the user's own setting.
+def is_named(uri: str) -> bool:
+    """Whether the user has named a server or a store. A variable as the whole value is the user's own setting."""
     return uri in _named or uri == os.environ.get(OWN) or ENVIRONMENT.fullmatch(uri) is not None
 
 

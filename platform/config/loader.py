@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from hedgerow.algorithms import ALGORITHMS, ALIASES
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
+from hedgerow.algorithms.core.own_code import enter_folders, own_code
 from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS
 from hedgerow.platform.common.servers import name_server
@@ -45,10 +46,17 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
 
     overrides: strings "key.key=value", as for --set. Raises UserError with all mistakes of the file.
     """
+    enter_folder_of(Path(path))
     values, lines = read_file(Path(path), overrides)
     # A plain run ignores the section of `hedgerow search` and uses the values outside it.
     values.pop("search", None)
     return parse_experiment(values, lines, str(path))
+
+
+def enter_folder_of(file: Path) -> None:
+    """In a Python program, the user's own code is next to an experiment file, but not in the folder of a run."""
+    if own_code().is_program and not file.with_name("run.json").exists():
+        enter_folders([file.parent])
 
 
 def read_experiment(path: str | Path) -> Experiment:

@@ -38,7 +38,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.common.errors import UserError, unwritable
-from hedgerow.platform.common.servers import is_local, server_uri
+from hedgerow.platform.common.servers import is_local, is_named, server_uri
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.loggers.metric_groups import grouped
@@ -297,14 +297,14 @@ def require_local_artifacts(client: MlflowClient, uri: str | None, run_id: str) 
     A store from other people could name a server, to which MLflow would send the user's credentials. uri: the key
     `tracking.uri`.
     """
-    if uri is not None:
+    if uri is not None and is_named(uri):
         return
     run = client.get_run(run_id)
     for place in (run.info.artifact_uri, client.get_experiment(run.info.experiment_id).artifact_location):
         if place and not is_local(place):
             raise UserError(
-                f"hedgerow.db keeps its artifacts at {place}, which is not on this machine; move hedgerow.db away, and "
-                "`hedgerow push` records the run in a new one"
+                f"MLflow's store {uri or 'hedgerow.db'} keeps its artifacts at {place}, which is not on this machine; "
+                "move the store away, and `hedgerow push` records the run in a new one"
             )
 
 

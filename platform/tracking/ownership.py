@@ -28,10 +28,13 @@ def sealed_ownership(server: str | None) -> dict[str, Any]:
     return {**values, "seal": None if key is None else _seal(values, key)}
 
 
-def accept(entry: dict[str, Any] | None) -> None:
-    """Allow the code and the server that an entry of run.json names, if this user has sealed it."""
-    key = _key(create=False)
-    if not entry or key is None:
+def accept(folder: Path) -> None:
+    """Allow the code and the server that the record of a run folder names, if this user has sealed it."""
+    key, entry = _key(create=False), None
+    # A damaged record is reported by the command, which reads all of it.
+    with suppress(OSError, ValueError, AttributeError):
+        entry = json.loads((folder / "run.json").read_bytes()).get("ownership")
+    if key is None or not isinstance(entry, dict) or "seal" not in entry:
         return
     values = {name: value for name, value in entry.items() if name != "seal"}
     if hmac.compare_digest(_seal(values, key), str(entry["seal"])):

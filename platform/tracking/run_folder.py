@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -266,9 +266,7 @@ def find_run(name: str) -> RunFolder:
 
 def _with_ownership(folder: RunFolder) -> RunFolder:
     """The folder, whose code and server are allowed if this user has started the run, or the search of a trial."""
-    # A damaged record is reported by the command, which reads all of it.
-    with suppress(UserError):
-        accept(read_object((folder.search or folder).path / "run.json", RunRecord).get("ownership"))
+    accept((folder.search or folder).path)
     return folder
 
 

@@ -10,6 +10,7 @@ import click
 
 from hedgerow import __version__
 from hedgerow.algorithms.core.own_code import own_code
+from hedgerow.platform.tracking.ownership import accept
 
 PATH = click.Path(path_type=Path)
 
@@ -60,8 +61,11 @@ def announce(*names: str | Path) -> None:
 
 def _enter_folders(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """The user's own code is next to the experiment files of a command."""
-    files = value if isinstance(value, tuple) else (value,)
-    own_code().add(folders=[file.parent for file in files if file.is_file()])
+    folders = [file.parent for file in (value if isinstance(value, tuple) else (value,)) if file.is_file()]
+    own_code().add(folders)
+    for folder in folders:
+        # The file of an earlier run, whose code is next to the file that it was started with.
+        accept(folder)
     return value
 
 

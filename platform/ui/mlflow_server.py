@@ -57,7 +57,7 @@ def page_environment(uri: str) -> dict[str, str]:
     values, it would read them in ~/.mlflow/credentials.
     """
     outside = {name: value for name, value in os.environ.items() if name not in CREDENTIALS}
-    none = {"MLFLOW_TRACKING_USERNAME": "nobody", "MLFLOW_TRACKING_PASSWORD": "none"}
+    none = {"MLFLOW_TRACKING_USERNAME": "none", "MLFLOW_TRACKING_PASSWORD": "none"}
     return PAGE_SETTINGS | outside | none | {"MLFLOW_BACKEND_STORE_URI": uri}
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, nearest
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.loader import parse_experiment, read_experiment, read_file
+from hedgerow.platform.config.loader import enter_folder_of, parse_experiment, read_experiment, read_file
 from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.config.old_spellings import SLOTS, modernize
@@ -83,6 +83,7 @@ def load_search(path: str | Path, overrides: Sequence[str] = (), started: bool =
     searches of earlier versions select by test samples and continue so. Raises UserError that lists all mistakes in the
     file.
     """
+    enter_folder_of(Path(path))
     values, lines = read_file(Path(path), overrides)
     return parse_search(values, lines, str(path), started)
 
