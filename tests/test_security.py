@@ -469,6 +469,20 @@ def test_a_python_program_loads_a_file_with_the_code_next_to_it(here, tmp_path):
         load_experiment(inner / "own.yaml", ["task.data={name: antigravity.fly}"])
 
 
+def test_a_command_resumes_the_run_of_a_program_with_the_program_s_own_code(here, tmp_path):
+    inner = here / "inner"
+    inner.mkdir()
+    (inner / "next_door.py").write_text(MODULE.replace("MARK", str(tmp_path / "next door")))
+    sys.path.append(str(inner))
+    run = api.run(yaml.safe_load(GOOD.replace("name: fedavg", "name: next_door.Mine")), show=False)
+    run.folder.update(status="interrupted")
+    sys.path.remove(str(inner))
+    sys.modules.pop("next_door")
+    (tmp_path / "next door").rmdir()
+    resumed = hedgerow("resume", run.folder)
+    assert resumed.exit_code == 0, resumed.output
+
+
 def test_the_pickled_weights_of_a_librarys_model_are_not_loaded(here, tmp_path):
     weights = tmp_path / "weights.pt"
     torch.save({"w": Malice(tmp_path / "mark")}, weights)

@@ -39,12 +39,14 @@ class OwnCode:
     """Code that the user has named in this process.
 
     folders: of the experiment files. modules: named by the user, together with all modules in them. is_program: whether
-    the user's own Python program runs, whose import path names code as well.
+    the user's own Python program runs, whose import path names code as well. found: folders on this path in which
+    modules were found.
     """
 
     folders: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     is_program: bool = True
+    found: tuple[str, ...] = ()
 
     def add(self, folders: Iterable[str | Path] = (), modules: Iterable[str] = ()) -> None:
         """Add folders of experiment files, and modules that the user has named."""
@@ -73,7 +75,7 @@ def own_code() -> OwnCode:
 
 def enter_folders(folders: Iterable[str | Path]) -> None:
     """Replace the folders of earlier experiments."""
-    _own.folders = ()
+    _own.folders = _own.found = ()
     _own.add(folders)
 
 
@@ -186,6 +188,7 @@ def _module(name: str) -> ModuleType:
     if spec is None and top not in sys.modules:
         raise ModuleNotFoundError(f"No module named {top!r}", name=top)
     _refuse_two(top, spec, list(files.values()))
+    _note_folder(top, spec)
     if name in sys.modules:
         return sys.modules[name]
     if _own.names(name) or top in LIBRARIES:
@@ -200,6 +203,14 @@ def _module(name: str) -> ModuleType:
             raise ImportRefusedError(_refusal(name))
         import_module(prefix)
     return sys.modules[name]
+
+
+def _note_folder(top: str, spec: ModuleSpec | None) -> None:
+    """Note where a module of the user's program is, for a command that resumes its run."""
+    for place in filter(_own.has, _places(top, spec)):
+        is_package = Path(place).name == "__init__.py"
+        folder = str(Path(place).parents[1 if is_package else 0])
+        _own.found = tuple(dict.fromkeys([*_own.found, folder]))
 
 
 def _spec(top: str) -> ModuleSpec | None:

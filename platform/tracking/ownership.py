@@ -23,7 +23,11 @@ SIZE = 32
 
 def sealed_ownership(server: str | None) -> dict[str, Any]:
     """Entry of run.json: folders of the user's own code, modules that `--import` has named, and `tracking.uri`."""
-    values = {"folders": list(own_code().folders), "imports": list(own_code().modules), "server": server}
+    values = {
+        "folders": list(dict.fromkeys([*own_code().folders, *own_code().found])),
+        "imports": list(own_code().modules),
+        "server": server,
+    }
     key = _key(create=True)
     return {**values, "seal": None if key is None else _seal(values, key)}
 

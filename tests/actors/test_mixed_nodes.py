@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from paths import SUPPORT
-from processes import hedgerow
+from processes import TOYS, hedgerow
 from ray_clusters import Nodes, environment, until
 from ray_runs import small
 
@@ -111,7 +111,16 @@ def test_the_list_of_kinds_repeats_a_run(nodes, tmp_path):
     def trained(name: str, **more) -> FinishedRun:
         experiment = small(tmp_path / name, **settings, **more)
         (tmp_path / f"{name}.yaml").write_text(dump_experiment(experiment))
-        command = [sys.executable, "-m", "hedgerow", "run", f"{tmp_path / name}.yaml", "--address", nodes.address]
+        command = [
+            sys.executable,
+            "-m",
+            "hedgerow",
+            "run",
+            f"{tmp_path / name}.yaml",
+            "--address",
+            nodes.address,
+            *TOYS,
+        ]
         done = subprocess.run(command, cwd=SUPPORT, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         (folder,) = (tmp_path / name).glob("small-*")

@@ -14,6 +14,7 @@ import pytest
 import ray
 import yaml
 from paths import SUPPORT
+from processes import TOYS
 from ray_runs import small
 
 from hedgerow.platform.actors.ray_folder import SETTLED, _sweep, private_folder
@@ -61,7 +62,7 @@ def test_ray_starts_next_to_a_foreign_one_or_its_stale_address_and_leaves_nothin
         while not address.exists():
             assert foreign.poll() is None
             time.sleep(0.1)
-        watched_to_its_end([sys.executable, "-m", "hedgerow", "run", str(file)], short)
+        watched_to_its_end([sys.executable, "-m", "hedgerow", "run", str(file), *TOYS], short)
         assert foreign.poll() is None
     finally:
         os.killpg(foreign.pid, signal.SIGTERM)
@@ -93,7 +94,7 @@ def test_each_mig_slice_is_a_gpu(short):
 def test_a_run_says_that_it_leaves_gpus_unused(short, tmp_path):
     file = tmp_path / "file.yaml"
     experiment = small(tmp_path / "runs", rounds=1, resources__executor="ray", resources__actors=1)
-    command = [sys.executable, "-m", "hedgerow", "run", str(file)]
+    command = [sys.executable, "-m", "hedgerow", "run", str(file), *TOYS]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
     said = []
     for device in ("auto", "cpu"):

@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers import identical
 from paths import SUPPORT
-from processes import hedgerow
+from processes import TOYS, hedgerow
 from ray_clusters import Nodes, can_hide, environment, until
 from ray_runs import small
 from searches import plan
@@ -71,7 +71,7 @@ def test_a_run_with_client_states_needs_no_shared_folder(nodes, output, tmp_path
     slow.unlink()
     # The states travel from the node and back to it.
     (folder,) = output.glob("small-*")
-    command = [sys.executable, "-m", "hedgerow", "resume", str(folder), "--address", nodes.address]
+    command = [sys.executable, "-m", "hedgerow", "resume", str(folder), "--address", nodes.address, *TOYS]
     done = subprocess.run(command, cwd=SUPPORT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     data = check(experiment, None)
@@ -97,7 +97,16 @@ def read_clients(files):
 def test_a_search_names_the_nodes_that_do_not_share_its_folder(nodes, output, tmp_path):
     resources = {"cpus_per_actor": 0.5, "gpus_per_actor": 0.5, "device": "cpu"}
     (tmp_path / "file.yaml").write_text(plan(output / "search", resources=resources).dump())
-    command = [sys.executable, "-m", "hedgerow", "search", str(tmp_path / "file.yaml"), "--address", nodes.address]
+    command = [
+        sys.executable,
+        "-m",
+        "hedgerow",
+        "search",
+        str(tmp_path / "file.yaml"),
+        "--address",
+        nodes.address,
+        *TOYS,
+    ]
     done = subprocess.run(command, cwd=SUPPORT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 2, done.stdout + done.stderr
     (folder,) = (output / "search").iterdir()

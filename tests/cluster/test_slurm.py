@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from paths import ROOT, SUPPORT
-from processes import FILE, ROUNDS, hedgerow, outcome
+from processes import FILE, ROUNDS, TOYS, hedgerow, outcome
 from slurm import DAEMONS, program, slurm_cluster
 
 from hedgerow.platform.tracking.tracker import RunLog
@@ -99,7 +99,7 @@ def test_a_job_too_short_for_its_run_is_requeued_until_the_run_is_finished(slurm
     # Slowed down, 400 rounds take more than two minutes. One minute is too short for a start on a slow machine.
     (folder / "slow").write_text("0.2")
     limits = ("--time=2", "--signal=B:USR1@5")
-    job = submit(slurm, folder, *limits, SCRIPT, "run", "slowed.yaml")
+    job = submit(slurm, folder, *limits, SCRIPT, "run", "slowed.yaml", *TOYS)
     run, log = folder / "runs" / f"slowed-{job}", folder / f"hedgerow-{job}.log"
     until(lambda: status(run) == "interrupted", slurm, job, log)
     assert 0 < rounds(run) < ROUNDS
@@ -115,7 +115,7 @@ def test_a_job_that_saves_no_new_round_twice_in_a_row_is_not_requeued(slurm, fol
     # Slurm sends USR1 while the module of the model is imported.
     (folder / "late.py").write_text("import time\n\ntime.sleep(200)\n")
     (folder / "late.yaml").write_text(yaml.safe_dump({**FILE, "task": {**FILE["task"], "model": {"name": "late.Net"}}}))
-    job = submit(slurm, folder, "--time=1", "--signal=B:USR1@59", SCRIPT, "run", "late.yaml")
+    job = submit(slurm, folder, "--time=1", "--signal=B:USR1@59", SCRIPT, "run", "late.yaml", *TOYS)
     ended = slurm.wait(job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", seconds=400)
     log = (folder / f"hedgerow-{job}.log").read_text()
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), log
@@ -127,7 +127,7 @@ def test_a_job_that_saves_no_new_round_twice_in_a_row_is_not_requeued(slurm, fol
 @pytest.mark.parametrize("way", ["preempted", "requeued"])
 def test_a_job_that_slurm_stops_saves_its_run_and_continues_it(way, slurm, folder):
     (folder / "slow").touch()
-    job = submit(slurm, folder, "--partition=low", SCRIPT, "run", "slowed.yaml")
+    job = submit(slurm, folder, "--partition=low", SCRIPT, "run", "slowed.yaml", *TOYS)
     run, log = folder / "runs" / f"slowed-{job}", folder / f"hedgerow-{job}.log"
     until(lambda: rounds(run) >= 3, slurm, job, log)
     if way == "preempted":
@@ -144,7 +144,7 @@ def test_a_job_that_slurm_stops_saves_its_run_and_continues_it(way, slurm, folde
 
 def test_a_cancelled_job_saves_its_run_and_another_job_resumes_it(slurm, folder):
     (folder / "slow").touch()
-    job = submit(slurm, folder, SCRIPT, "run", "slowed.yaml")
+    job = submit(slurm, folder, SCRIPT, "run", "slowed.yaml", *TOYS)
     run, log = folder / "runs" / f"slowed-{job}", folder / f"hedgerow-{job}.log"
     until(lambda: rounds(run) >= 3, slurm, job, log)
     slurm("scancel", job)
@@ -153,7 +153,7 @@ def test_a_cancelled_job_saves_its_run_and_another_job_resumes_it(slurm, folder)
     assert status(run) == "interrupted"
     assert f"hedgerow resume runs/{run.name}`" in log.read_text().replace(f"{folder}/", "")
     (folder / "slow").unlink()
-    resumed = submit(slurm, folder, SCRIPT, "resume", run)
+    resumed = submit(slurm, folder, SCRIPT, "resume", run, *TOYS)
     ended = slurm.wait(resumed, "COMPLETED", "FAILED", seconds=200)
     assert ended["JobState"] == "COMPLETED", (folder / f"hedgerow-{resumed}.log").read_text()
     check_same(folder, run)

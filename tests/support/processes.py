@@ -32,9 +32,14 @@ FILE = {
 }
 
 
+TOYS = ["--import", "toys"]
+"""Option of a command that runs in the folder of the toy algorithms."""
+
+
 def hedgerow(*arguments: str, **options) -> subprocess.Popen:
     """Run the command in a separate process, in the folder of the toy algorithms."""
-    return PreloadedPython(["-m", "hedgerow", *arguments], cwd=SUPPORT, **options)
+    toys = TOYS if arguments[0] in ("run", "search", "resume", "plan", "push", "export") else []
+    return PreloadedPython(["-m", "hedgerow", *arguments, *toys], cwd=SUPPORT, **options)
 
 
 def outcome(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:
