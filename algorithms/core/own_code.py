@@ -23,6 +23,9 @@ from typing import Any, Self
 LIBRARIES = ("hedgerow", "torch", "torchvision", "timm", "transformers")
 """Packages that have classes for experiments, such as `torchvision.models.ResNet`: they need no `--import`."""
 
+FOR_FILES = ("hedgerow.searchspaces.reproductions.papers.referee_parts",)
+"""Modules of this package with functions that the files of published tables name."""
+
 INSTALLED = {"site-packages", "dist-packages"}
 """Names of the folders of installed packages."""
 
@@ -56,7 +59,7 @@ class OwnCode:
 
     def names(self, module: str) -> bool:
         """Whether the user has named the module, or a package around it."""
-        return any(module == named or module.startswith(f"{named}.") for named in self.modules)
+        return any(module == named or module.startswith(f"{named}.") for named in (*self.modules, *FOR_FILES))
 
     def has(self, place: str) -> bool:
         """Whether a file is the user's: in a folder of an experiment, or on the import path of the user's program."""
