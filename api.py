@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hedgerow.algorithms.core.own_code import enter_folders, own_code
-from hedgerow.platform.actors.local_processes import prepare
+from hedgerow.platform.actors.forked import prepare
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.servers import name_server
 from hedgerow.platform.config.experiment import Experiment

@@ -112,7 +112,7 @@ def run(
     Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20 --seeds 0,1,2
     """
     announce(*files)
-    from hedgerow.platform.actors.local_processes import prepare
+    from hedgerow.platform.actors.forked import prepare
     from hedgerow.reports.seeds_command import run_experiments
 
     prepare()
@@ -244,7 +244,7 @@ def table(
     Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
     """
     announce(name)
-    from hedgerow.platform.actors.local_processes import prepare
+    from hedgerow.platform.actors.forked import prepare
     from hedgerow.searchspaces.reproductions.table_command import list_show_or_run
 
     prepare()
@@ -266,7 +266,7 @@ def resume(run: str, changed: bool, address: str | None) -> CommandOutput:
     Example: hedgerow resume runs/digits-fedavg-20260101-120000
     """
     announce(run)
-    from hedgerow.platform.actors.local_processes import prepare
+    from hedgerow.platform.actors.forked import prepare
     from hedgerow.reports.seeds_command import resume_any
 
     prepare()

@@ -52,7 +52,7 @@ def rounds_of(wanted: dict[str, Any], folder: Any) -> float:
     """Seconds of a steady round."""
     experiment = parse_experiment(wanted)
     dataset, partition = build_data(experiment, None)
-    run = build_coordinator([experiment], dataset, partition, None, [folder])
+    run = build_coordinator([experiment], dataset, partition, [folder])
     ends = [run.next_round()[0]["seconds"] for _ in range(experiment.rounds - 1)]
     return median(b - a for a, b in pairwise(ends[2:]))
 

@@ -21,7 +21,7 @@ from hedgerow.algorithms.distillation import teacher_outputs
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import build_data
-from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.runtime.launch import build_coordinator
 
 PAIRS = {
     "mlp": ({"name": "mlp", "hidden": [32]}, {"name": "mlp", "hidden": [200]}),
@@ -51,7 +51,7 @@ def values(student: dict[str, Any], teacher: dict[str, Any], method: str, rounds
 def run_of(wanted: dict[str, Any], folder: Path) -> Coordinator:
     experiment = parse_experiment(wanted)
     data = build_data(experiment, None)
-    return build_coordinator([experiment], *data, inline_executor([experiment], *data, 1), [folder])
+    return build_coordinator([experiment], *data, [folder], parts=1)
 
 
 def measure(pair: str, rounds: int) -> dict[str, float]:

@@ -72,7 +72,7 @@ def compare(engine: str, pairs: int) -> dict[str, Any]:
     coordinators = {}
     for name, fedex in (("plain", None), ("fedex", FEDEX)):
         one = experiment(engine, fedex)
-        coordinators[name] = build_coordinator([one], *check(one, None), None, [None])
+        coordinators[name] = build_coordinator([one], *check(one, None), [None])
     times: dict[str, list[tuple[float, float]]] = {"plain": [], "fedex": []}
     for number in range(WARM + pairs):
         for name in ("plain", "fedex") if number % 2 == 0 else ("fedex", "plain"):

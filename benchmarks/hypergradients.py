@@ -31,6 +31,7 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_algorithms, build_data
+from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
@@ -71,7 +72,7 @@ class Bench:
         self.dataset, self.partition = build_data(self.experiment, data_root)
         worker = Worker(self._algorithms(), self.dataset, self.partition, 0, self.experiment.resources)
         self.algorithm: Any = self._algorithms()[0]
-        self.executor = Executor([self.experiment], worker)
+        self.executor = Executor([self.experiment], InProcess(lambda: worker), 1, [None])
         self.cohort = self.cohort_of(1)
 
     def cohort_of(self, round: int) -> Cohort:

@@ -88,7 +88,7 @@ def half_a_round(experiment: Experiment, dataset: Dataset, partition: Partition)
     }
     half = experiment.model_copy(update=update)
     with tempfile.TemporaryDirectory() as folder:
-        coordinator = build_coordinator([half], dataset, partition, None, [Path(folder)])
+        coordinator = build_coordinator([half], dataset, partition, [Path(folder)])
         coordinator.run_round()
         seconds = []
         for _ in range(ROUNDS - 3):
@@ -99,7 +99,7 @@ def half_a_round(experiment: Experiment, dataset: Dataset, partition: Partition)
             start = time.perf_counter()
             coordinator.run_round()
             whole = time.perf_counter() - start
-    return median(seconds), shares(profiler, whole), coordinator.executor.plans[0]
+    return median(seconds), shares(profiler, whole), coordinator.executor.plans.known[0]
 
 
 def shares(recorded: profile, whole: float) -> dict[str, float]:

@@ -27,7 +27,7 @@ from workloads import WORKLOADS, Workload
 
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runtime.factory import build_data, build_partition
-from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
@@ -60,11 +60,10 @@ def measure(
             partition = build_partition(experiment, dataset)
         coordinators = {}
         for name in ("loop", "chosen"):
-            executor = inline_executor([experiment], dataset, partition, 1 if on_gpu else 2)
-            folder = Path(scratch) / name
-            coordinators[name] = build_coordinator([experiment], dataset, partition, executor, [folder])
+            folder, parts = Path(scratch) / name, 1 if on_gpu else 2
+            coordinators[name] = build_coordinator([experiment], dataset, partition, [folder], parts=parts)
             if name == "loop":
-                executor.plans[0]["train/clients"] = ExecutionPlan("loop")
+                coordinators[name].executor.plans.known[0]["train/clients"] = ExecutionPlan("loop")
         torch.set_num_threads(1)
         seconds: dict[str, list[float]] = {"bare": [], "loop": [], "chosen": []}
         for clients in job.rows:

@@ -79,7 +79,7 @@ def coordinator_of(workload: str, slots: dict[str, Any], root: Path | None) -> C
         "tracking": {"enabled": False},
     }
     experiment = parse_experiment(values | WORKLOADS[workload] | slots)
-    return build_coordinator([experiment], *check(experiment, root), None, [None])
+    return build_coordinator([experiment], *check(experiment, root), [None])
 
 
 def timed(coordinator: Coordinator) -> float:

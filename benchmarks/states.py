@@ -2,9 +2,8 @@
 
     python benchmarks/states.py [--repeats 3] [--rounds 40] [--only population disk]
 
-population: 1000 clients per round out of 1e3, 1e4, 1e5 and 1e6, in turn. Memory holds the states of 1e3 clients, so in
-the larger populations nearly all states of past participants are in a file. disk: 5e4 clients for 200 rounds, after
-which nearly every client's state has been written to the file, and is read back from it.
+population: 1000 clients per round out of 1e3, 1e4, 1e5 and 1e6, in turn. disk: 5e4 clients for 200 rounds, after which
+nearly every client's state has been written, and is read back.
 
 Prints a table and writes benchmarks/results/states.json with the command, the versions and the machine.
 """
@@ -26,12 +25,8 @@ from rounds import noise, settings
 
 from hedgerow.platform.data import Partition
 from hedgerow.platform.runs.runner import open_coordinator
-from hedgerow.platform.runtime.client_states import ClientStates
 
 COHORT = 1000
-MEMORY_MB = 33.0
-"""MB of states per actor: just enough for the 500 clients that each of two actors hosts of a population of 1000."""
-
 
 VALUES = {
     "task": {
@@ -55,17 +50,6 @@ def shared_samples(population: int, samples: int) -> Partition:
     return Partition(rng.integers(0, samples, sizes.sum()), np.concatenate([[0], np.cumsum(sizes)]), sizes)
 
 
-def spilled_bytes(folder: str) -> int:
-    """Total size of the unnamed files in `folder` that descendants of this process hold open."""
-    sizes = {}
-    for process in psutil.Process().children(recursive=True):
-        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-            if descriptor.exists() and str(descriptor.readlink()).startswith(folder):
-                status = descriptor.stat()
-                sizes[status.st_ino] = status.st_size
-    return sum(sizes.values())
-
-
 def cpu_seconds() -> float:
     """CPU seconds that the descendants of this process have used so far, in user and kernel mode."""
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
@@ -73,15 +57,12 @@ def cpu_seconds() -> float:
 
 
 def measure(population: int, rounds: int) -> dict[str, Any]:
-    """One run: the time of its rounds, the memory of driver, coordinator and actors, and the bytes spilled."""
-    from hedgerow.platform.runtime.factory import build_algorithms
-
+    """One run: the time of its rounds, and the memory of driver, coordinator and actors."""
     dataset, clients = noise((1, 8, 8), 10_000, 10, 100), shared_samples(population, 10_000)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
-        resources = {"executor": "ray", "actors": 2, "threads": 1, "state_memory_mb": MEMORY_MB, "state_folder": folder}
+        resources = {"executor": "ray", "actors": 2, "threads": 1}
         # The run is abandoned before its last round, which evaluates and saves.
         experiment = settings({**VALUES, "resources": resources}, 10**6)
-        width = ClientStates(build_algorithms([experiment], dataset, clients)[0].init_client(), 1).width
         records: list[dict] = []
         with (
             PeakMemory() as peak,
@@ -92,7 +73,6 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
             while len(records) < rounds:
                 records += driver.advance(1.0)[0]
             used = (cpu_seconds() - used) / max(1, len(records) - first)
-            on_disk = spilled_bytes(folder)
     # The first round is a warm-up and is left out.
     steady = 1e3 * np.diff([record["seconds"] for record in records])
     tenth = max(1, len(steady) // 10)
@@ -103,9 +83,6 @@ def measure(population: int, rounds: int) -> dict[str, Any]:
         "CPU ms per round": round(1e3 * used, 1),
         "peak MB": round(peak.megabytes),
         "peak MB of shared memory": round(peak.shared),
-        "MB on disk": round(on_disk / 1e6, 1),
-        "states in memory, at most": 2 * int(MEMORY_MB * 1e6 // width),
-        "states spilled": on_disk // width,
     }
 
 

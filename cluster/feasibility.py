@@ -1,6 +1,5 @@
 """Placement of client actors on nodes, and checks of the memory that they are known to need."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,11 +8,11 @@ import numpy as np
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.cluster.nodes import Node
-from hedgerow.platform.actors.actor_room import kind_on, reserved_memory, room_by_kind
+from hedgerow.platform.actors.actor_room import actors_that_fit, reserved_memory
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.resources import Kind, Resources
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.mapped_arrays import shared_file
 
@@ -27,31 +26,19 @@ class MemoryEstimate:
 
     resources: Resources
     process: float
-    """Bytes of a client actor's process and of its clients' states in memory."""
+    """Bytes of a client actor's process."""
     store: float
     """Bytes in each node's object store: data set, partition, and the broadcast model."""
 
-    def actor_on(self, node: Node) -> float:
-        """Bytes of a client actor on a node, at least `memory_mb`."""
-        own = self.resources.of_kind(kind_on(self.resources, node.resources))
-        return max(self.process, reserved_memory(own))
+    @property
+    def actor(self) -> float:
+        """Bytes of a client actor, at least `memory_mb`."""
+        return max(self.process, reserved_memory(self.resources))
 
 
-def place(resources: Resources, actors: Sequence[Kind], nodes: Sequence[Node]) -> list[int]:
-    """Number of actors on each node. The nodes must have room for all; Ray chooses among equivalent placements.
-
-    actors: the kind of each.
-    """
-    counts = [0] * len(nodes)
-    for kind, number in Counter(actors).items():
-        for index, count in enumerate(_place(resources, kind, number, nodes)):
-            counts[index] += count
-    return counts
-
-
-def _place(resources: Resources, kind: Kind, actors: int, nodes: Sequence[Node]) -> list[int]:
-    """Number of actors of one kind on each node."""
-    room = [room_by_kind(resources, [node.resources])[kind] for node in nodes]
+def place(resources: Resources, actors: int, nodes: Sequence[Node]) -> list[int]:
+    """Number of actors on each node. The nodes must have room for all; Ray chooses among equivalent placements."""
+    room = [actors_that_fit(resources, [node.resources]) for node in nodes]
     counts = [0] * len(nodes)
     by_room = sorted(range(len(nodes)), key=lambda index: -room[index])
     if resources.placement == "pack":
@@ -65,29 +52,24 @@ def _place(resources: Resources, kind: Kind, actors: int, nodes: Sequence[Node])
 
 
 def estimate_memory(
-    experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, actors: int, nodes: int
+    experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, nodes: int
 ) -> MemoryEstimate:
     """Estimate the memory that an experiment is known to need."""
-    resources = experiment.resources
-    state = sum(leaf.nbytes for leaf in leaves(algorithm.init_client()))
-    clients, memory = state * -(-len(partition) // actors), 1e6 * resources.state_memory_mb
-    states = min(clients, memory) + (min(clients, memory / 4) if actors > 1 else 0)
     values = [*vars(dataset).values(), *vars(partition).values()]
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     data = [array for array in arrays if nodes > 1 or shared_file(array) is None]
     model = sum(leaf.nbytes for leaf in leaves(algorithm.task.init()))
-    return MemoryEstimate(resources, PROCESS + states, sum(x.nbytes for x in data) + model)
+    return MemoryEstimate(experiment.resources, PROCESS, sum(x.nbytes for x in data) + model)
 
 
 def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEstimate) -> None:
     """Raises UserError, with the node and the shortage, if the placement needs more memory than the nodes have."""
     for node, actors in zip(nodes, placed, strict=True):
-        if actors and actors * needed.actor_on(node) > node.memory:
+        if actors and actors * needed.actor > node.memory:
             raise UserError(
                 f"resources: not enough memory on {node.name}: {actors} client actors need "
-                f"{gigabytes(actors * needed.actor_on(node))} at least, but {gigabytes(node.memory)} are available "
-                "outside the object store; lower resources.actors, memory_mb or state_memory_mb, or raise "
-                "cpus_per_actor"
+                f"{gigabytes(actors * needed.actor)} at least, but {gigabytes(node.memory)} are available "
+                "outside the object store; lower resources.actors or memory_mb, or raise cpus_per_actor"
             )
         if actors and needed.store > node.store:
             raise UserError(

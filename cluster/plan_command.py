@@ -1,7 +1,6 @@
 """Implementation of the command `plan`: a dry run of placement, with actors per node, memory and seconds per round."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,7 @@ from hedgerow.algorithms.core.torch_private import compute_capabilities
 from hedgerow.cluster.feasibility import MemoryEstimate, check_memory, estimate_memory, place
 from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
 from hedgerow.cluster.round_time import measure_round_time, predict_round_time
-from hedgerow.platform.actors.actor_room import (
-    actors_that_fit,
-    actors_to_start,
-    choose_actors,
-    kind_on,
-    room_by_kind,
-    shares_of_a_gpu,
-)
+from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors
 from hedgerow.platform.actors.session import ray_session, starts_here
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.config.experiment import Experiment
@@ -73,16 +65,13 @@ def _plan(
         text = f"{experiment.name}: runs inline, in the driver's process, without client actors"
         return CommandOutput({"name": experiment.name, "executor": "inline"}, lambda: click.echo(text))
     if search:
-        resources = resources.model_copy(update={"actors": client_actors(resources), "min_actors": None})
-    workers = choose_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
-    capacity = room_by_kind(resources, [node.resources for node in nodes])
-    kinds = actors_to_start(workers, capacity, 1)
-    actors = len(kinds)
-    room = sum(capacity.values()) // actors
+        resources = resources.model_copy(update={"actors": client_actors(resources)})
+    actors = choose_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
+    room = actors_that_fit(resources, [node.resources for node in nodes]) // actors
     trials = _at_once(search, room) if search else 1
     algorithm = build_algorithms([experiment], dataset, partition)[0]
-    memory = estimate_memory(experiment, algorithm, dataset, partition, actors, len(nodes))
-    placement = place(resources, trials * kinds, nodes)
+    memory = estimate_memory(experiment, algorithm, dataset, partition, len(nodes))
+    placement = place(resources, trials * actors, nodes)
     check_memory(nodes, placement, memory)
     parameters = sum(leaf.numel() for leaf in leaves(algorithm.task.init()))
     cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
@@ -92,11 +81,7 @@ def _plan(
     else:
         seconds = predict_round_time(experiment, parameters, partition, actors, cores)
     where = "coordinator: reserves no CPU and runs next to the driver"
-    summary = " and ".join(
-        f"{_count(count, 'client actor')} of {_size(resources.of_kind(kind))}" for kind, count in Counter(kinds).items()
-    )
-    if actors < len(workers):
-        summary += f" (more start when nodes join, up to {len(workers)})"
+    summary = f"{_count(actors, 'client actor')} of {_size(resources)}"
     if search:
         summary = f"room for {room} concurrent trials of {summary}; {trials} run"
         where = "coordinators: reserve no CPU and run next to the driver or in each trial"
@@ -119,7 +104,6 @@ def _plan(
         "executor": resources.executor,
         "trials": trials,
         "actors": actors,
-        "kinds": dict(Counter(kinds)),
         "placement": rows,
         "gpus": needs,
         "round": seconds,
@@ -142,13 +126,11 @@ def cuda_requirements() -> str:
 
 def _size(resources: Resources) -> str:
     share = resources.gpus_per_actor
-    on_each = f", {shares_of_a_gpu(share)} per GPU" if 0 < share < 1 else ""
+    on_each = f", {int(1 / share + 1e-6)} per GPU" if 0 < share < 1 else ""
     return f"{resources.cpus_per_actor:g} CPU and {share:g} GPU each{on_each}"
 
 
 def _how(resources: Resources) -> str:
-    if resources.actors_per_node:
-        return f"{resources.actors_per_node} per node"
     return "packed on as few nodes as possible" if resources.placement == "pack" else "spread over the nodes"
 
 
@@ -174,14 +156,13 @@ def _rows(
     rows: list[dict[str, Any]] = []
     kinds: list[str] = []
     for node, actors in zip(nodes, placed, strict=True):
-        own = resources.of_kind(kind_on(resources, node.resources))
         row = {
             "nodes": 1,
             "first": node.name,
             "actors": f"{actors} of {actors_that_fit(resources, [node.resources])}",
-            "CPUs": f"{actors * own.cpus_per_actor:g} of {node.resources.get('CPU', 0):g}",
-            "GPUs": f"{actors * own.gpus_per_actor:g} of {node.resources.get('GPU', 0):g}",
-            "memory at least": f"{gigabytes(actors * needed.actor_on(node))} of {gigabytes(node.memory)}",
+            "CPUs": f"{actors * resources.cpus_per_actor:g} of {node.resources.get('CPU', 0):g}",
+            "GPUs": f"{actors * resources.gpus_per_actor:g} of {node.resources.get('GPU', 0):g}",
+            "memory at least": f"{gigabytes(actors * needed.actor)} of {gigabytes(node.memory)}",
             "object store": f"{gigabytes(needed.store if actors else 0)} of {gigabytes(node.store)}",
         }
         kind = json.dumps({**row, "first": ""})

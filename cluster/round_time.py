@@ -128,11 +128,6 @@ def measure_round_time(
 
     Raises UserError if the actors use GPUs and this machine has none.
     """
-    if experiment.resources.mixed:
-        raise UserError(
-            "plan --measure: client actors of two kinds (resources.mixed) take different times; remove `mixed` to "
-            "measure those with GPUs"
-        )
     if experiment.resources.gpu and not torch.cuda.is_available():
         raise UserError(
             "plan --measure: the client actors use GPUs, but this machine has none; submit the plan to a node with GPUs"
@@ -150,7 +145,7 @@ def measure_round_time(
         }
     )
     with tempfile.TemporaryDirectory() as folder:
-        coordinator = build_coordinator([local_run], dataset, partition, None, [Path(folder)])
+        coordinator = build_coordinator([local_run], dataset, partition, [Path(folder)])
         records = [coordinator.run_round()[0] for _ in range(ROUNDS - 1)]
     ends = [record["seconds"] for record in records]
     work = min(later - before for before, later in pairwise(ends))

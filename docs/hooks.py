@@ -12,7 +12,6 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from actor_tables import balance, balance_on_ray, fan_in
 from command_pages import commands
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
@@ -101,13 +100,10 @@ def anchor(page: Path, name: str) -> str:
 PARTS = {
     "algorithm": algorithm,
     "algorithms": index,
-    "balance": balance,
-    "balance_on_ray": balance_on_ray,
     "choices": choices,
     "commands": commands,
     "experiment_file": lambda _: experiment_file(),
     "families": lambda _: families(""),
-    "fan_in": fan_in,
     "importing_keys": lambda _: importing_keys_list(),
     "references": references,
     "shares": shares,

@@ -95,7 +95,7 @@ def ray_here():
 @pytest.fixture(scope="module")
 def kept(ray_here):
     """Lets the runs of a module share processes, as the runs of one command do."""
-    from hedgerow.platform.actors.actor_pool import keep_warm, shutdown_idle
+    from hedgerow.platform.actors.ray_coordinator import keep_warm, shutdown_idle
 
     with keep_warm():
         yield

@@ -49,8 +49,6 @@ class Cohort:
     """Clients sampled before dropouts; None: the same as `clients`."""
     population_sizes: np.ndarray | None = None
     """Number of training samples of each client of the population."""
-    is_stateless: bool = False
-    """Whether clients keep no state between rounds, so that any worker may run any client."""
     weighting: Weighting | None = None
     """Client weights in means as set in the experiment file; None: the default of the algorithm."""
 
@@ -107,7 +105,7 @@ class Exchange:
     wire: size of each client's message if the trees of its update do not show it.
 
     The server adds the following before it passes the exchange on: cohort, of its round; position within the round;
-    committed_round, the last round whose client states are final; variant, its index among variants of an experiment.
+    variant, its index among variants of an experiment.
     """
 
     step: ClientStep
@@ -127,7 +125,6 @@ class Exchange:
     wire: MessageSize | None = None
     cohort: Cohort | None = None
     position: int = 0
-    committed_round: int = 0
     variant: int = 0
 
     @property

@@ -6,7 +6,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,13 +64,11 @@ class RayHealth:
     Many calls to a Ray that has lost its GCS do not return, and after 60 s Ray ends the process. So every loop that
     waits for Ray calls `check` first. If a run hangs in such a call anyway, a thread ends the process.
 
-    folder: run folder, marked as interrupted when Ray is lost, unless `claim` on that folder is lost as well. needless:
-    called by the thread with the error each time it finds Ray lost; returns whether this process currently works
-    without Ray, and so does not hang.
+    folder: run folder, marked as interrupted when Ray is lost, unless `claim` on that folder is lost as well.
     """
 
-    def __init__(self, folder: Path, claim: Claim | None, needless: Callable[[RayLost], bool] = lambda error: False):
-        self.folder, self.claim, self.needless = folder, claim, needless
+    def __init__(self, folder: Path, claim: Claim | None):
+        self.folder, self.claim = folder, claim
         self._children: list[psutil.Process] = []
         self.gcs = Server(_gcs())
         if _accepts(*self.gcs.address) is False:
@@ -123,8 +120,7 @@ class RayHealth:
             try:
                 self.check()
             except RayLost as error:
-                if not self.needless(error):
-                    seconds -= LOOK
+                seconds -= LOOK
                 if seconds <= 0:
                     self._end(error)
                     return

@@ -6,10 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread, Timer
 from typing import Any
 
 import psutil
@@ -23,8 +21,6 @@ from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.ray_private import (
     check_version,
-    draining_nodes,
-    free_resources,
     host_and_port,
     listens_by_default,
     set_listening,
@@ -34,8 +30,8 @@ from hedgerow.platform.common.ray_private import (
 STARTING = 30.0
 """Seconds that Ray gives its own processes to start. A start that takes longer is tried a second time."""
 
-ANSWERING, CONNECTING = 20.0, 60.0
-"""Seconds that a cluster has to answer at all, and to accept the connection of this process."""
+ANSWERING = 20.0
+"""Seconds that a cluster has to answer."""
 
 
 QUICK = {
@@ -53,24 +49,6 @@ _REACHABLE = listens_by_default()
 """Whether Ray's processes are reachable from other machines; on macOS and Windows they are not, by default."""
 
 
-class DeferredStart(Future[None]):
-    """Future of a Ray that starts on this machine once it is needed: `begin` or `result` starts it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = Event()
-
-    def begin(self) -> None:
-        self.begun.set()
-
-    def result(self, timeout: float | None = None) -> None:
-        self.begin()
-        return super().result(timeout)
-
-
-_starting: list[DeferredStart] = []
-"""Session that is starting or running, if this module has started it."""
-
 _named: list[str] = []
 """Addresses of running clusters that the open sessions name."""
 
@@ -80,21 +58,8 @@ def ray_session(address: str | None = None) -> Iterator[None]:
     """Use the Ray that this process is connected to; otherwise connect to `address`; otherwise start Ray on this
     machine.
 
-    Stops what it has started. Raises UserError when no cluster answers at the address.
-    """
-    with ray_starting(address, "try again") as ready:
-        ready.result()
-        yield
-
-
-@contextmanager
-def ray_starting(
-    address: str | None = None, advice: str = "try again, or set resources.executor to inline"
-) -> Iterator[DeferredStart]:
-    """Like `ray_session`, in the background, since starting Ray takes seconds. `result()` of the future waits for it.
-
-    A Ray of this machine starts only once it is needed, see DeferredStart. advice: if it fails to start.
-    Raises UserError at once for an address that is not that of a cluster, or a version of Ray that is not supported.
+    Stops what it has started. Raises UserError when no cluster answers at the address, or for a version of Ray that is
+    not supported.
     """
     check_version()
     target = _wanted(address)
@@ -104,62 +69,13 @@ def ray_starting(
             f"{'--address' if address else 'RAY_ADDRESS'}: {target} is {kind}; use `hedgerow submit` to send jobs "
             "to a cluster's job server, or the address auto on a node of the cluster"
         )
-    with ExitStack() as named:
+    with ExitStack() as opened:
         if target:
             _named.append(target)
-            named.callback(_named.remove, target)
-        if _starting or ray.is_initialized():
-            done = DeferredStart()
-            done.set_result(None)
-            yield _starting[0] if _starting else done
-        else:
-            with _starting_at(target, advice) as ready:
-                yield ready
-
-
-@contextmanager
-def _starting_at(target: str | None, advice: str) -> Iterator[DeferredStart]:
-    """Start Ray on this machine, or connect to a cluster, in the background."""
-    ready = DeferredStart()
-    over = Event()
-    if target:
-        ready.begin()
-
-    def hold() -> None:
-        ready.begun.wait()
-        if over.is_set():
-            return
-        # On Linux, the processes that Ray starts here end with the thread that started them.
-        try:
-            with _connected(target) if target else _started(advice):
-                ready.set_result(None)
-                over.wait()
-        except BaseException as error:
-            _fail(ready, error)
-
-    # A Ray that is started here must be stopped, so its thread is joined. A connection attempt may take long, and is
-    # abandoned.
-    thread = Thread(target=hold, name="ray-session", daemon=target is not None)
-    thread.start()
-    limit = Timer(CONNECTING, _fail, (ready, _no_answer(target, f"no connection within {CONNECTING:g} s")))
-    limit.daemon = True
-    if target:
-        limit.start()
-    _starting.append(ready)
-    try:
-        yield ready
-    finally:
-        _starting.clear()
-        limit.cancel()
-        over.set()
-        ready.begin()
-        if target is None or (ready.done() and ready.exception() is None):
-            thread.join()
-
-
-def _fail(ready: Future[None], error: BaseException) -> None:
-    with suppress(InvalidStateError):
-        ready.set_exception(error)
+            opened.callback(_named.remove, target)
+        if not ray.is_initialized():
+            opened.enter_context(_connected(target) if target else _started())
+        yield
 
 
 def on_cluster() -> bool:
@@ -179,8 +95,8 @@ def _wanted(address: str | None) -> str | None:
 
 
 @contextmanager
-def _started(advice: str) -> Iterator[None]:
-    """A Ray on this machine, with all its resources. Raises UserError with an advice when Ray fails to start."""
+def _started() -> Iterator[None]:
+    """A Ray on this machine, with all its resources. Raises UserError when Ray fails to start."""
     with ExitStack() as opened:
         begun = time.monotonic()
         try:
@@ -195,7 +111,7 @@ def _started(advice: str) -> Iterator[None]:
             # Ray has no exception of its own for a failed start.
             raise UserError(
                 f"Ray failed to start on this machine ({first_line(error)}): it may be overloaded, or its temporary "
-                f"folder (RAY_TMPDIR, or else /tmp) unusable; {advice}"
+                "folder (RAY_TMPDIR, or else /tmp) unusable; try again"
             ) from error
         yield
 
@@ -278,17 +194,3 @@ def node_resources() -> list[dict[str, float]]:
 def gpus_of_nodes() -> float:
     """Number of GPUs of the cluster."""
     return sum(node.get("GPU", 0) for node in node_resources())
-
-
-def lasting_nodes() -> dict[str, dict[str, float]]:
-    """Free resources of each node that is alive and has no notice of its removal, by node id.
-
-    Resources that are all in use are 0.
-    """
-    leaving, free = draining_nodes(), free_resources()
-    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    return {
-        node: dict.fromkeys(resources, 0.0) | free.get(node, {})
-        for node, resources in nodes.items()
-        if node not in leaving
-    }

@@ -7,7 +7,7 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hedgerow.platform.actors.session import lasting_nodes
+from hedgerow.platform.actors.session import node_resources
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.mapped_arrays import ArrayFile, shared_file
 
@@ -27,7 +27,7 @@ def share(dataset: Dataset) -> Any:
     store. With several nodes all arrays are in the object store, since other nodes may not have the files.
     """
     values = dict(vars(dataset))
-    if len(lasting_nodes()) == 1:
+    if len(node_resources()) == 1:
         node = ray.get_runtime_context().get_node_id()
         for name, value in values.items():
             if isinstance(value, np.ndarray) and (file := shared_file(value)):

@@ -151,26 +151,6 @@ def host_and_port(address: str) -> str:
     return canonicalize_bootstrap_address(address) or address
 
 
-def draining_nodes() -> set[str]:
-    """Ids of nodes that are about to be removed. Fallback: empty, so their actors are lost with the nodes."""
-    import ray
-
-    try:
-        return set(ray._private.state.state.get_draining_nodes())
-    except AttributeError:
-        return set()
-
-
-def free_resources() -> dict[str, dict[str, float]]:
-    """Free resources of each node by its id. Raises UserError if the name is missing."""
-    import ray
-
-    try:
-        return ray._private.state.available_resources_per_node()
-    except AttributeError as error:
-        raise _unsupported("available_resources_per_node", error) from error
-
-
 def actor_record(actor: Any) -> dict[str, Any]:
     """Record of an actor: State, Pid, Address. Fallback: empty."""
     import ray

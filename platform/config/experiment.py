@@ -42,7 +42,7 @@ from hedgerow.platform.config.registries import (
     ProblemConfig,
     TransformConfig,
 )
-from hedgerow.platform.config.resources import Kind, Resources
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.config.schedule_section import Schedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
@@ -529,16 +529,6 @@ class Experiment(Section, Generic[H]):
             return self
         privacy = self.privacy.model_copy(update={"noise_multiplier": account.noise_multiplier, "target_epsilon": None})
         return self.model_copy(update={"privacy": privacy})
-
-    def with_kinds(self, kinds: list[Kind] | None) -> Self:
-        """Returns the experiment with the kinds of client actors that a run has recorded, in place of `mixed: true`.
-
-        kinds: None, if none are recorded yet.
-        """
-        if self.resources.mixed is not True or not kinds:
-            return self
-        resources = self.resources.model_copy(update={"mixed": kinds, "actors": len(kinds)})
-        return self.model_copy(update={"resources": resources})
 
     def cohort_size(self, population: int) -> int:
         """Number of the `population` clients that take part in a round, at least one. In a stream all tasks do, since

@@ -86,26 +86,6 @@ class FinishedRun:
         """Execution plan of each step. With these `engine.plans`, another run reproduces the numbers bit for bit."""
         return self.folder.record().get("plans", {})
 
-    @property
-    def kinds(self) -> list[str]:
-        """Kind of the client actor for each share of the work, gpu or cpu.
-
-        As `resources.mixed`, together with the plans, they let another run with client actors of two kinds have the
-        same shares on the same kinds of devices.
-        """
-        return self.folder.record().get("kinds", [])
-
-    @property
-    def speeds(self) -> list[dict[str, Any]]:
-        """Relative speeds of the client actors' shares of the work, and the rounds from which they hold.
-
-        As `resources.speeds`, together with the plans, they let another run reproduce the numbers bit for bit.
-        """
-        speeds = self.experiment.resources.speeds
-        if isinstance(speeds, str):
-            return self.folder.record().get("speeds", [])
-        return [change.model_dump() for change in speeds]
-
     @cached_property
     def frame(self) -> "DataFrame":
         """A pandas frame with a row for each round and a column for each metric."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from hedgerow.platform.actors.local_processes import runs_here
 from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import known_classes, partition_table
 from hedgerow.platform.runs.export_model import INPUTS, check_target, export_model
 from hedgerow.platform.runs.finished_run import FinishedRun, Round
+from hedgerow.platform.runs.runner import executor_of
 from hedgerow.platform.runs.runner import resume as resume_run
 from hedgerow.platform.runs.runner import run as run_experiment
 from hedgerow.platform.runs.seed_series import resume_series
@@ -55,8 +55,7 @@ def run_files(
     names = [None for _ in files] if job is None else names_in_job(experiments, job)
     runs: list[list[FinishedRun]] = [[] for _ in files]
     with _session(experiments, address):
-        followers = [*(seeded for _, seeded in plan[1:]), None]
-        for (i, seeded), data, following in zip(plan, data_sets, followers, strict=True):
+        for (i, seeded), data in zip(plan, data_sets, strict=True):
             if experiments[i].seeds and not runs[i]:
                 # Only now: experiments with the same name need different folders.
                 series[i] = new_series(experiments[i], names[i])
@@ -66,7 +65,7 @@ def run_files(
             if begun and begun.record()["status"] == "finished":
                 runs[i].append(FinishedRun.read(begun))
                 continue
-            with _kept_for(following, address), progress_of(seeded, in_series=one is not None) as progress:
+            with progress_of(seeded, in_series=one is not None) as progress:
                 if begun:
                     runs[i].append(resume_run(str(begun), progress, address))
                 else:
@@ -134,37 +133,18 @@ def add_regrets(finished: list[FinishedRun]) -> None:
 
 @contextmanager
 def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator[None]:
-    """One Ray session for all experiments, if any of them needs Ray."""
-    if not any(_on_ray(experiment, address) for experiment in experiments):
+    """One Ray session for all experiments that need Ray, whose actors stay for the next one."""
+    if not any(executor_of(experiment, address) == "ray" for experiment in experiments):
         yield
         return
-    from hedgerow.platform.actors.actor_pool import shutdown_idle
-    from hedgerow.platform.actors.session import ray_starting
+    from hedgerow.platform.actors.ray_coordinator import keep_warm, shutdown_idle
+    from hedgerow.platform.actors.session import ray_session
 
-    with ray_starting(address) as ready:
-        if any(one.resources.executor == "ray" or one.resources.gpu for one in experiments):
-            # While the data are loaded.
-            ready.begin()
+    with ray_session(address), keep_warm():
         try:
             yield
         finally:
             shutdown_idle()
-
-
-@contextmanager
-def _kept_for(following: Experiment | None, address: str | None) -> Iterator[None]:
-    """Keep the actors of a run for the next one, if that runs on Ray too."""
-    if following is None or not _on_ray(following, address):
-        yield
-        return
-    from hedgerow.platform.actors.actor_pool import keep_warm
-
-    with keep_warm():
-        yield
-
-
-def _on_ray(experiment: Experiment, address: str | None) -> bool:
-    return experiment.resources.executor != "inline" and not runs_here(experiment, address)
 
 
 def add_targets(finished: list[FinishedRun]) -> list[float]:

@@ -1,5 +1,6 @@
 """Runs and resumes experiments, and records their results."""
 
+import os
 import signal
 import sys
 import time
@@ -8,13 +9,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
+from joblib import cpu_count
 
-from hedgerow.platform.actors.actor_room import local_gpus, say_unused_gpus
-from hedgerow.platform.actors.local_processes import local_coordinator, runs_here
-from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, UserError
+from hedgerow.platform.actors.actor_room import (
+    actors_that_fit,
+    choose_actors,
+    local_gpus,
+    local_resources,
+    say_unused_gpus,
+)
+from hedgerow.platform.actors.forked import Forked, is_prepared
+from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, ProcessesLost, UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.common.servers import require_named
@@ -30,7 +38,7 @@ from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, check
-from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror
@@ -43,7 +51,7 @@ from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_stalen
 from hedgerow.platform.ui.plotting import optional_figures
 
 if TYPE_CHECKING:
-    from hedgerow.platform.actors.coordinator_actor import CoordinatorHandle
+    from hedgerow.platform.actors.ray_coordinator import RayCoordinator
     from hedgerow.platform.runtime.coordinator import Coordinator
 
 BEAT = 0.2
@@ -144,12 +152,12 @@ def _carry_out(
     with recorded(folder, lock, tracker) as termination, followed(loggers, folder):
         loggers.start(folder.name, folder.path, experiment.model_dump(mode="json"), history)
         with open_coordinator(
-            experiment.with_solved_noise(len(partition)).with_kinds(folder.record().get("kinds")),
-            *(dataset, partition, folder.checkpoints, address, folder.record().get("workers")),
+            experiment.with_solved_noise(len(partition)),
+            *(dataset, partition, folder.checkpoints, address, folder.record().get("parts")),
             notify=notifier(folder, warnings),
             claim=lock.claim,
         ) as coordinator:
-            folder.update(workers=coordinator.num_shards, kinds=coordinator.kinds)
+            folder.update(parts=coordinator.parts)
             done, termination.saves = False, True
             while not done:
                 news, done = coordinator.advance(BEAT)
@@ -161,7 +169,7 @@ def _carry_out(
                 if termination.came and not done:
                     coordinator.save()
                     termination.check()
-            folder.update(plans=coordinator.plans(), client_actors=coordinator.actor_counts)
+            folder.update(plans=coordinator.plans())
             parameters = coordinator.parameters()
             warnings[:] = dict.fromkeys([*warnings, *coordinator.warnings()])
         records = log.read()
@@ -199,42 +207,69 @@ def open_coordinator(
     partition: Partition,
     checkpoints: Path,
     address: str | None,
-    num_shards: int | None = None,
+    parts: int | None = None,
     notify: Callable[[str], None] = lambda sentence: None,
     claim: Claim | None = None,
-) -> "Iterator[Coordinator | CoordinatorHandle]":
-    """Open the coordinator of an experiment, inline or on Ray.
+) -> "Iterator[Coordinator | RayCoordinator]":
+    """Open the coordinator of an experiment: in this process, or on Ray.
 
-    num_shards: number of shards that a resumed run started with, whatever number of actors fits now. notify: takes
-    sentences for the user about events during the run. claim: see Coordinator.
+    parts: number of parts that a resumed run started with, however many actors fit now. notify: takes sentences for the
+    user about events during the run. claim: see Coordinator.
     """
-    resources = experiment.resources
-    here = runs_here(experiment, address)
-    if here or resources.executor == "inline":
-        say_unused_gpus(resources, local_gpus())
-    if here:
-        with local_coordinator(experiment, dataset, partition, checkpoints, num_shards, notify, claim) as coordinator:
-            yield coordinator
-        return
-    if resources.executor != "inline":
-        # Ray is imported only where it is used: an inline run needs none of it.
-        from hedgerow.platform.actors.coordinator_actor import coordinator_on_ray
+    resources, executor = experiment.resources, executor_of(experiment, address)
+    if executor == "ray":
+        # Ray is imported only where it is used.
+        from hedgerow.platform.actors.ray_coordinator import coordinator_on_ray
 
         with coordinator_on_ray(
-            experiment, dataset, partition, checkpoints, address, num_shards, notify, claim
-        ) as handle:
-            yield handle
+            experiment, dataset, partition, checkpoints, address, parts, notify, claim
+        ) as coordinator:
+            yield coordinator
         return
-    if resources.gpu and not torch.cuda.is_available():
+    say_unused_gpus(resources, local_gpus())
+    transport = None
+    if executor == "processes":
+        cohort = experiment.cohort_size(len(partition))
+        # The memory of this machine is asked of Ray, whose import takes a second.
+        here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
+        parts = parts or choose_actors(resources, cohort, here)
+        workers = max(1, min(parts, actors_that_fit(resources, here)))
+        transport = Forked([experiment], dataset, partition, workers)
+    elif resources.gpu and not torch.cuda.is_available():
         raise UserError(
             f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, but "
             "PyTorch finds no GPU on this machine; set it to 0"
         )
-    # The number of shards determines the bits of sums, wherever they run.
-    executor = inline_executor([experiment], dataset, partition, num_shards or 1)
-    coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
-    coordinator.on_notice = notify
-    yield coordinator
+    local = build_coordinator([experiment], dataset, partition, [checkpoints], claim, transport, parts or 1)
+    local.on_notice = notify
+    try:
+        yield local
+    except ProcessesLost as error:
+        raise ProcessesLost(
+            f"{error}, perhaps out of memory; `hedgerow resume {checkpoints.parent}` continues from the last checkpoint"
+        ) from error
+    finally:
+        local.close()
+
+
+def executor_of(experiment: Experiment, address: str | None) -> Literal["inline", "processes", "ray"]:
+    """Where the clients of an experiment run. Raises UserError where processes cannot be forked."""
+    resources = experiment.resources
+    if resources.executor == "processes" and not is_prepared():
+        raise UserError(
+            "resources.executor: processes cannot be forked here (outside Linux, or from a program with several "
+            "threads); set it to inline or ray"
+        )
+    if resources.executor == "processes" and resources.gpu:
+        raise UserError(
+            "resources.executor: processes compute on the CPU, and resources.gpus_per_actor is above 0; set the "
+            "executor to inline or ray"
+        )
+    if resources.executor != "auto":
+        return resources.executor
+    ray = sys.modules.get("ray")
+    on_cluster = (address or os.environ.get("RAY_ADDRESS")) not in (None, "local") or (ray and ray.is_initialized())
+    return "ray" if on_cluster or resources.gpus_per_actor or not is_prepared() else "processes"
 
 
 def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:

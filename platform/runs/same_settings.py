@@ -10,11 +10,8 @@ from hedgerow.platform.tracking.run_folder import RunFolder, now
 FREE = {"name", "output", "tracking", "checkpoints"}
 """Sections and keys without influence on the numbers of a run or a search."""
 
-FREE_RESOURCES = {
-    *("executor", "actors", "cpus_per_actor", "actors_per_gpu", "min_actors", "wait", "placement", "actors_per_node"),
-    *("max_quarantined", "silence", "actor_timeout", "memory_mb", "state_memory_mb", "state_folder"),
-}
-"""Keys of `resources` that do not change bits: a resumed run keeps its recorded number of shards, and its plans."""
+FREE_RESOURCES = {"executor", "actors", "cpus_per_actor", "placement", "timeout", "memory_mb"}
+"""Keys of `resources` that do not change bits: a resumed run keeps its recorded number of parts, and its plans."""
 
 FREE_OF_A_RUN = {"targets", "target_metric", "stop", "patience", "allow_test_selection"}
 """Keys of `evaluation` that only decide when a run ends."""

@@ -13,7 +13,6 @@ from hedgerow.algorithms.core.algorithm import Predictions
 from hedgerow.algorithms.core.messages import Reduction
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
-from hedgerow.platform.common.heartbeat import beat
 
 WIDENED, WIDENED_GPU = 2**16, 2**24
 """Number of values that are converted to float64 at a time: half a megabyte, and 128 MB on a GPU."""
@@ -54,6 +53,15 @@ class PartialAggregate:
     """Sum of the changes of the clients' own models since they last took part, where they are tracked; float64."""
     predictions: list[Predictions] = field(default_factory=list)
     """Predictions on each client's samples, if the step returns them."""
+    kept: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    """For each client of the shard: whether the step has written a new state to its row."""
+    objects: list[Any] = field(default_factory=list)
+    """References to the new states, where these are objects of Ray."""
+    is_apart: bool = False
+    """Whether `total` is an object of Ray of its own."""
+    scratch: list[tuple[np.ndarray, Tree]] = field(default_factory=list)
+    """Entries that the step has added to the states of clients, for the rest of the round: positions of the clients in
+    the shard, and leaves with one row for each."""
     _chunks: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
     """Source of `contributed` and `metrics`, see `to_wire`."""
     _waiting: list[tuple[Tree, float]] = field(default_factory=list, init=False)
@@ -176,7 +184,6 @@ def sum_trees(trees: list[Tree], scale: float = 1.0) -> Tree:
     """Scaled sum of trees of float64 arrays, pairwise, as float32 torch tensors; {} for no trees."""
 
     def added(*parts: np.ndarray) -> Tensor:
-        beat()
         return torch.from_numpy(scaled(pairwise(parts, np.add), scale))
 
     return tree_map(added, trees[0], *trees[1:]) if trees else {}

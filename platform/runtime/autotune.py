@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.user_cache import cache_folder, read_entry, write_entry
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, ExecutionPlan
 
 FORMAT = 7
 """Version of cached answers; answers of another version are ignored."""
@@ -244,7 +244,7 @@ def _pays(compiled: ExecutionPlan, best: ExecutionPlan, workload: Workload, meas
     try:
         seconds = workload.seconds(best, measure(best, None))
         return workload.seconds(compiled, measure(compiled, None)) < seconds
-    except WorkerLost:
+    except ClientCrashed:
         raise
     except Exception as error:  # no compiler on this machine, or a step that cannot be traced
         logging.getLogger(__name__).info("not compiled: %s", error)

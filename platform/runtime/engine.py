@@ -191,8 +191,8 @@ def run_clients(
     It runs for E variants of an experiment that differ only in floats. Under vmap every chunk has the same shape: the
     last one is padded with copies of its last client, whose answers are dropped.
 
-    hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: maps client ids to
-    leaves (E, clients, ...).
+    hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: maps positions of
+    clients in the shard to leaves (E, clients, ...).
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
     if plan.mode == "loop":
@@ -205,7 +205,7 @@ def run_clients(
         clients = shard.clients[rows]
         extra = tree_map(lambda leaf, rows=rows: leaf[:, torch.from_numpy(rows).to(leaf.device)], per_client)
         streams, keys = next(alone) if alone else samples.drawn(shard.batches, key, clients, shard.keyed)
-        answers = run(extra, states(clients), streams, keys)
+        answers = run(extra, states(rows), streams, keys)
         size = min(plan.chunk, n - start)
         if size < plan.chunk:
             answers = tuple(tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)

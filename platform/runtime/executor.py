@@ -1,576 +1,299 @@
-"""The executor: distributes exchanges to workers, and combines the partial aggregates that they return."""
+"""The executor: deals exchanges to parts, runs these on whichever workers are free, and combines their answers."""
 
-from collections import defaultdict
-from dataclasses import asdict, astuple, replace
-from functools import cached_property
-from pathlib import Path
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
-from hedgerow.algorithms.core.messages import Cohort, Exchange
-from hedgerow.algorithms.core.pytree import Tree, count, tree_map
-from hedgerow.algorithms.slots.fedex_rounds import FEDEX
+from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.heartbeat import beat
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.resources import Kind, SpeedChange
-from hedgerow.platform.data.sampling import steps_per_client
-from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine, sum_trees
-from hedgerow.platform.runtime.assignment import (
-    SMOOTHING,
-    changed_speeds,
-    longest_first,
-    near_states,
-    owner_of,
-    speeds_in,
-)
-from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, tune_plan
+from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine
+from hedgerow.platform.runtime.assignment import Positions, deal
+from hedgerow.platform.runtime.autotune import Measurement
 from hedgerow.platform.runtime.communication import CommunicationCost
-from hedgerow.platform.runtime.shards import (
-    EVALUATION,
-    ChunkTooLarge,
-    ClientCrashed,
-    ExecutionPlan,
-    WorkerLost,
-    WorkShard,
-    step_name,
-    to_wire,
-)
-from hedgerow.platform.runtime.worker import Worker
-from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, read_states, round_of, save_tree, seal_of
+from hedgerow.platform.runtime.plans import Plans
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, WorkShard
+from hedgerow.platform.runtime.state_store import StateStore
+from hedgerow.platform.runtime.transport import Answer, Transport
 
-IGNORED_IN_PLANS = {
-    *("executor", "state_memory_mb", "state_folder", "min_actors", "mixed"),
-    *("max_quarantined", "silence", "actor_timeout", "speeds"),
-}
-"""Keys of `resources` that affect no plan."""
+LOOK_SECONDS = 1.0
+"""Time between two checks for workers that do not answer."""
 
-Positions = list[np.ndarray]
-"""For each share of the work, the positions of its clients in `Exchange.clients`."""
+SUSPICIOUS = 3
+"""Number of times that a part may lose its worker, until a client of it is suspected."""
+
+PATIENCE = 5
+"""Number of losses that no client explains after which the run gives up."""
 
 
-Moved = dict[int, list[Any]]
-"""For each worker, client states and copies that arrive from other workers, or Ray's references to them."""
+@dataclass(frozen=True)
+class Call:
+    """Call of a worker's method for a part. shards: its arguments that name clients."""
+
+    method: str
+    shards: list[WorkShard]
+    others: tuple[Any, ...] = ()
 
 
 class Executor:
-    """Runs exchanges on one worker in this process; also the reference that the executor on Ray must match.
+    """Runs exchanges on the workers of a transport.
 
-    experiments: variants of one experiment, which differ only in floats of their algorithm. num_shards: number of
-    shares of the work, which determines the bits of sums; the worker runs one after the other.
+    experiments: variants of one experiment, which differ only in floats of their algorithm. parts: number of parts of
+    an exchange, which alone determines the bits of sums. stores: client states of each variant; None: its clients have
+    none.
 
-    Every method may raise WorkerLost. A step runs under its known plan, or else under a newly chosen one. `run` raises
-    ChunkTooLarge if a chunk of several clients does not fit into memory; the round can run again from its beginning.
+    A worker that is lost is reported and started again, and the part that it ran is repeated. `run` raises
+    ChunkTooLarge if a chunk of several clients does not fit into memory, and ClientCrashed for a client that ends its
+    worker each time; the round can run again from its beginning.
     """
 
-    def __init__(self, experiments: list[Experiment], worker: Worker | None, num_shards: int = 1):
-        self.worker, self.num_shards = worker, num_shards
-        self.shares: list[Kind] = list(experiments[0].resources.kinds[:1]) * num_shards
-        """Kind of client actor that runs each share. The bits of a share depend on the device of its actor."""
-        self.begin(experiments)
-
-    def begin(self, experiments: list[Experiment]) -> None:
-        """Serve these experiments from now on, with only the plans and speeds of their files."""
-        self.experiments = experiments
-        self.plans = [
-            {step: ExecutionPlan(**plan.model_dump()) for step, plan in experiment.engine.plans.items()}
-            for experiment in experiments
-        ]
-        """For each variant: step -> plan."""
-        speeds = experiments[0].resources.speeds
-        self.speeds: list[SpeedChange] = [] if isinstance(speeds, str) else list(speeds)
-        """Relative speeds of the shares, in the order of their rounds. The assignment of clients depends on them."""
-        self._seconds: dict[int, float] = {}
-        """For each share whose work was timed: smoothed seconds per sample."""
+    def __init__(
+        self, experiments: list[Experiment], transport: Transport, parts: int, stores: list[StateStore | None]
+    ):
+        self.transport, self.parts, self.stores = transport, parts, stores
+        self.plans = Plans(experiments)
+        self.timeout = experiments[0].resources.timeout
+        self.on_notice: Callable[[str], None] = lambda sentence: None
+        """Receives a sentence about each lost worker."""
+        self._scratch: list[dict[int, Tree]] = [{} for _ in experiments]
+        """For each variant: entries that steps have added to the states of clients in this round."""
         self._hardware: list[dict[str, Any]] = []
-        """Kind of hardware of each worker, once it is known."""
-        self._away: dict[int, tuple[int, dict[int, int]]] = {}
-        """For each variant: the last round in which states were lent, and to which worker each client's."""
-        self.checkpoints: dict[int, Path | None] = {}
-        """For each variant: the checkpoint that copies of client states continue; None: the initial states."""
-        self._copies: dict[int, Moved] = {}
-        """For each variant: copies of client states that have not yet arrived at the workers that keep them."""
-        self.exposed: set[int] = set()
-        """Workers that have lost the copies that they kept since the last checkpoint."""
-        self._is_stateful = False
-        self._empty: set[int] = set()
-        """Workers that have been replaced and do not have their clients' states yet."""
-        self._restored = False
-        """Whether states were restored since the exchange began."""
+        # For each worker that is at work: the part it runs (None: it starts), and since when.
+        self._busy: dict[int, tuple[int | None, float]] = {}
+        self._idle: set[int] = set()
+        self._failed_starts: Counter[int] = Counter()
+        self._expired: set[int] = set()
+        self._searching = False
+        """Whether a client is searched that ends its worker, so that losses are expected."""
+        for worker in range(transport.workers):
+            self._start(worker)
 
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that host clients."""
-        return 1
+    def begin_round(self, variant: int) -> None:
+        """Begin a round of a variant, for the first time or again: client states are those after the last commit."""
+        self._scratch[variant].clear()
+        if store := self.stores[variant]:
+            store.begin()
 
-    @cached_property
-    def hosts(self) -> np.ndarray:
-        """Worker that runs each share of the work, and keeps the states of the clients that the share owns."""
-        return np.arange(self.num_shards) % self.num_workers
-
-    @cached_property
-    def _shares_of_workers(self) -> list[list[int]]:
-        """Shares of the work that each worker runs."""
-        return [np.flatnonzero(self.hosts == worker).tolist() for worker in range(self.num_workers)]
+    def commit(self, variant: int) -> None:
+        """Make the client states of a variant's round final."""
+        if store := self.stores[variant]:
+            store.commit()
 
     def run(self, exchanges: list[Exchange]) -> list[Aggregate]:
         """Run exchanges in parallel; workers run as one the work that variants have in common."""
-        positions = [self._assign(exchange) for exchange in exchanges]
-        shards = [
-            [_shard(exchange, number, rows[number]) for exchange, rows in zip(exchanges, positions, strict=True)]
-            for number in range(self.num_shards)
+        positions = [deal(exchange, self.parts) for exchange in exchanges]
+        parts = [
+            [
+                self._with_states(WorkShard.of(exchange, i, number, positions[i][number]))
+                for i, exchange in enumerate(exchanges)
+            ]
+            for number in range(self.parts)
         ]
-        broadcasts = [exchange.received for exchange in exchanges]
-        self._restored = False
-        stateless = [_cohort(exchange).is_stateless for exchange in exchanges]
-        self._is_stateful = self._is_stateful or not all(stateless)
-        # Before plans are measured, which begins the round on every worker.
-        moved = self._move_states(exchanges, positions)
-        for worker, copy in self._undelivered():
-            moved[worker].append(copy)
-        self._set_plans(exchanges, shards, broadcasts)
-        # Then a worker has nothing that the exchange needs and that cannot be restored.
-        again = all(
-            exchange.position == 0 or (alone and exchange.position >= EVALUATION)
-            for exchange, alone in zip(exchanges, stateless, strict=True)
-        )
-        partials = self._run_shards(shards, broadcasts, moved, again)
-        self._copies = {}
-        return [
-            _aggregate(exchange, rows, [mine[i] for mine in partials], self._sum_up)
-            for i, (exchange, rows) in enumerate(zip(exchanges, positions, strict=True))
-        ]
-
-    def run_one_by_one(self, exchanges: list[Exchange]) -> list[Aggregate]:
-        """Run exchanges with one client at a time, to identify a client that crashes its worker.
-
-        Sums have other bits than those of `run`. Raises ClientCrashed.
-        """
-        return [self._run_one_by_one(exchange) for exchange in exchanges]
-
-    def save_states(self, variant: int, folder: Path, round: int) -> None:
-        """Commit `round` of a variant and write every worker's share of its client states into `folder`.
-
-        The states of a worker whose node does not have the folder are written here, one part at a time.
-        """
-        moved = self._bring_back(variant)
-        orders = {worker: (variant, folder, round, *moved[worker]) for worker in range(self.num_workers)}
-        for worker, is_written in enumerate(self._send("save_states", orders)):
-            number = 0
-            while not is_written and (part := self._send("states_part", {worker: (variant, number)})[0]):
-                name, tree = part
-                save_tree(tree_map(torch.as_tensor, tree), folder / name)
-                beat()
-                number += 1
-
-    def load_states(self, variant: int, folder: Path | None) -> None:
-        """Replace a variant's client states with those in `folder`, or with the initial ones."""
-        self._away.pop(variant, None)
-        self._copies.pop(variant, None)
-        self._empty = set()
-        self.checkpoints[variant] = folder
-        self._load_into(variant, folder, list(range(self.num_workers)))
-
-    def copy_states(self, rounds: dict[int, int]) -> None:
-        """Copy the new client states of a round, so that another worker has those of a worker that is lost.
-
-        The copies travel with the next exchange. rounds: the round by variant.
-        """
-        if self.num_workers == 1:
-            return
-        copies: dict[int, Moved] = {}
-        for variant, round in rounds.items():
-            moved = self._bring_back(variant) if self._away.get(variant, (0,))[0] == round else {}
-            what = variant, round, self._since(variant)
-            orders = {worker: (*what, *moved.get(worker, [])) for worker in range(self.num_workers)}
-            results = self._results("copy_changes", orders)
-            copies[variant] = {self._keeper(worker): [copy] for worker, copy in results.items()}
-        # Of all variants or none: otherwise the round runs again.
-        for variant, mine in copies.items():
-            before = self._copies.get(variant, {})
-            self._copies[variant] = {keeper: before.get(keeper, []) + copy for keeper, copy in mine.items()}
-
-    def restore_states(self) -> bool:
-        """Give workers that were replaced their clients' states: those of the last checkpoint, and later copies.
-
-        Returns False if the copies are lost too.
-        """
-        lost = sorted(self._empty)
-        if not self._is_stateful:
-            return True
-        if not lost and self._restored:
-            # The exchange failed again although every worker has its states: copies on their way may be lost.
-            self.exposed |= {keeper for keeper, _ in self._undelivered()}
-            self._copies = {}
-            return True
-        if not lost or any(self._keeper(worker) in self.exposed for worker in lost):
-            return False
+        partials: dict[tuple[int, int], PartialAggregate] = {}
         try:
-            for worker, copy in self._undelivered():
-                self._send("accept", {worker: (copy,)})
-            self._copies = {}
-            for variant, folder in self.checkpoints.items():
-                self._load_into(variant, folder, lost)
-                for worker in lost:
-                    what, number = (variant, self._since(variant)), 0
-                    while part := self._send("copied_part", {self._keeper(worker): (*what, number)})[0]:
-                        self._send("restore", {worker: (part,)})
-                        number += 1
-        except (WorkerLost, DamagedCheckpoint):
-            return False
-        self._empty, self._restored = set(), True
-        return True
-
-    def _undelivered(self) -> list[tuple[int, Any]]:
-        """Copies that have not yet arrived, and the worker that keeps each."""
-        return [(worker, copy) for mine in self._copies.values() for worker, copies in mine.items() for copy in copies]
-
-    def _keeper(self, worker: int) -> int:
-        """Worker that keeps the copies of another one: on another node, unless one node has most of the workers."""
-        return (worker + self.num_workers // 2) % self.num_workers
-
-    def _since(self, variant: int) -> int:
-        """Round of the checkpoint that copies of client states continue."""
-        folder = self.checkpoints.get(variant)
-        return round_of(folder) if folder else 0
-
-    def _replaced(self, workers: list[int]) -> None:
-        """Note that workers have been lost and replaced."""
-        if self._is_stateful:
-            self._empty |= set(workers)
-            self.exposed |= set(workers)
-
-    def _load_into(self, variant: int, folder: Path | None, workers: list[int]) -> None:
-        """Replace the states of some workers' clients; they are read here if a worker's node does not have the
-        folder.
-        """
-        answers = self._send("load_states", dict.fromkeys(workers, (variant, folder, folder and seal_of(folder))))
-        absent = [worker for worker, is_complete in zip(workers, answers, strict=True) if not is_complete]
-        if folder is None or not absent:
-            return
-
-        def homes(clients: np.ndarray) -> np.ndarray:
-            return self.hosts[owner_of(clients, self.num_shards)]
-
-        for clients, states in read_states(folder, lambda clients: np.isin(homes(clients), absent)):
-            home = homes(clients)
-            rows = {worker: np.flatnonzero(home == worker) for worker in np.unique(home).tolist()}
-            self._send(
-                "put_states",
-                {
-                    worker: (
-                        variant,
-                        folder,
-                        clients[mine],
-                        to_wire(tree_map(lambda leaf, mine=mine: leaf[mine], states)),
-                    )
-                    for worker, mine in rows.items()
-                },
+            broadcasts = self.transport.share([exchange.received for exchange in exchanges])
+            self._choose_plans(exchanges, parts, broadcasts)
+            calls: dict[int, Call] = {}
+            for number, shards in enumerate(parts):
+                plans = [
+                    self.plans.of(exchange) or shard.plan for exchange, shard in zip(exchanges, shards, strict=True)
+                ]
+                planned = [replace(shard, plan=plan) for shard, plan in zip(shards, plans, strict=True)]
+                if own := [shard for shard in planned if len(shard.clients)]:
+                    calls[number] = Call("run", own)
+            for number, answers in self._all(calls, broadcasts).items():
+                for shard, partial in zip(calls[number].shards, answers, strict=True):
+                    partials[number, shard.exchange] = partial
+        finally:
+            for number, shards in enumerate(parts):
+                for shard in shards:
+                    self._keep_states(shard, partials.get((number, shard.exchange)))
+        return [
+            _aggregate(
+                exchange,
+                [rows for number, rows in enumerate(positions[i]) if (number, i) in partials],
+                [partials[number, i] for number in range(self.parts) if (number, i) in partials],
+                self.transport.sum_up,
             )
-            beat()
+            for i, exchange in enumerate(exchanges)
+        ]
 
-    def _send(
-        self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None, again: bool = False
-    ) -> list[Any]:
-        """Call a method of some workers in parallel, and wait for their results.
+    def close(self) -> None:
+        """End the workers and release the client states."""
+        self.transport.close()
+        self.release_states()
 
-        arguments: by worker. broadcasts: passed to all of them as well; None: nothing. again: repeat the calls to
-        workers that are lost, once, and keep the results of the others.
-        """
-        shared = {} if broadcasts is None else {"broadcasts": broadcasts}
-        return [getattr(self.worker, method)(*mine, **shared) for mine in arguments.values()]
+    def release_states(self) -> None:
+        """Release the client states of a run that has ended."""
+        for store in self.stores:
+            if store:
+                store.close()
 
-    def _sum_up(self, totals: list[Any], scale: float) -> Tree:
-        """Scaled sum of trees that workers returned; see `sum_trees`."""
-        return sum_trees(totals, scale)
+    # ---- client states ----------------------------------------------------------------------------------------------
 
-    def _call(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Call a method of one of several workers. The result can only be passed on to other workers."""
-        raise NotImplementedError
+    def _with_states(self, shard: WorkShard) -> WorkShard:
+        """The shard with the rows of its clients' states."""
+        if shard.on != "clients":
+            return shard
+        store, scratch = self.stores[shard.variant], {}
+        known = [self._scratch[shard.variant].get(client) for client in shard.clients.tolist()]
+        if shard.keeps_states and any(known):
+            if None in known:
+                raise UserError(
+                    f"algorithm.name: step {shard.step} addresses client {shard.clients[known.index(None)]}, which has "
+                    "no entries from the earlier exchanges of this round, as other clients have; address only the "
+                    "clients that contributed (`Aggregate.clients`)"
+                )
+            scratch = tree_map(lambda *rows: np.stack(rows), *known)
+        return replace(
+            shard, scratch=scratch, rows=store.rows(shard.clients, shard.keeps_states) if store is not None else None
+        )
 
-    def _results(self, method: str, arguments: dict[int, tuple]) -> dict[int, Any]:
-        """Call a method of some workers in parallel, and wait. The results can only be passed on to other workers."""
-        return dict(zip(arguments, self._send(method, arguments), strict=True))
-
-    def _run_shards(
-        self, shards: list[list[WorkShard]], broadcasts: list[Tree], moved: Moved | None = None, again: bool = False
-    ) -> list[list[PartialAggregate]]:
-        """Run the shards of each share, one shard per exchange.
-
-        moved: states that arrive for them. again: see `_send`.
-        """
-        shares = self._shares_of_workers
-        orders = {
-            worker: ([shard for share in mine for shard in shards[share]], *(moved or {}).get(worker, []))
-            for worker, mine in enumerate(shares)
-        }
-        partials: list[list[PartialAggregate]] = [[] for _ in shards]
-        for mine, results in zip(shares, self._send("run", orders, broadcasts, again), strict=True):
-            parts = iter(results)
-            for share in mine:
-                partials[share] = [next(parts) for _ in shards[share]]
-        return partials
-
-    def _run_one_by_one(self, exchange: Exchange) -> Aggregate:
-        if exchange.on != "clients" or not len(exchange.clients):
-            return self.run([exchange])[0]
-        positions: Positions = []
-        partials: list[PartialAggregate] = []
-        shares = self._assign(exchange)
-        if moved := self._move_states([exchange], [shares]):
-            # By itself: no client is to blame if a worker is lost that sends states.
-            self._send("accept", {worker: tuple(states) for worker, states in moved.items()})
-        for number, share in enumerate(shares):
-            for row in share:
-                alone = [share[:0]] * self.num_shards
-                alone[number] = np.array([row])
-                # Only the first shard begins the round: otherwise the next one would drop its states, as in a replay.
-                begins = not partials
-                shards = [[replace(_shard(exchange, other, rows), begins=begins)] for other, rows in enumerate(alone)]
-                try:
-                    result = self._run_shards(shards, [exchange.received])[number][0]
-                except WorkerLost as error:
-                    raise ClientCrashed(exchange.variant, int(exchange.clients[row]), str(error)) from error
-                positions.append(alone[number])
-                partials.append(result)
-        return _aggregate(exchange, positions, partials, self._sum_up)
-
-    def _assign(self, exchange: Exchange) -> Positions:
-        """Positions of the clients of each share.
-
-        The work of the cohort is divided evenly, in the same way for every exchange of the round, so that scratch
-        states stay where they are; most clients with states run where these are kept. Each share starts with its
-        largest clients: chunks then contain clients with similar numbers of steps, and need little padding. Evenly
-        means: so that shares of different speeds finish at the same time.
-        """
-        shares, clients = self.num_shards, exchange.clients
-        if exchange.on != "clients" or not len(clients):
-            owner = clients % shares
-            return [np.flatnonzero(owner == share) for share in range(shares)]
-        cohort = _cohort(exchange)
-        speeds = speeds_in(cohort.round, self.speeds, shares)
-        if cohort.is_stateless:
-            owner = longest_first(cohort.sizes, speeds)[np.searchsorted(cohort.clients, clients)]
-        elif exchange.position >= EVALUATION:
-            owner = owner_of(clients, shares)
-        else:
-            owner = near_states(cohort.clients, cohort.sizes, speeds)[np.searchsorted(cohort.clients, clients)]
-        by_size = np.argsort(-_sizes(exchange)[clients], kind="stable")
-        return [by_size[owner[by_size] == share] for share in range(shares)]
-
-    def review_speeds(self, from_round: int) -> None:
-        """Compare the measured speeds of the shares with those in use, and append them to `speeds` if they differ.
-
-        They are in use from `from_round` on. Nothing changes with one worker, or while a share has had no clients.
-        """
-        times = self._send("seconds_per_sample", dict.fromkeys(range(self.num_workers), ()))
-        if self.num_workers == 1:
+    def _keep_states(self, shard: WorkShard, partial: PartialAggregate | None) -> None:
+        """Take over the states that a step has written. partial: None if the exchange failed."""
+        if not shard.keeps_states:
             return
-        for share, seconds in [item for one in times for item in one.items()]:
-            before = self._seconds.get(share, seconds)
-            self._seconds[share] = before + SMOOTHING * (seconds - before)
-        if len(self._seconds) < self.num_shards:
-            return
-        in_use = speeds_in(from_round, self.speeds, self.num_shards)
-        speeds = changed_speeds(in_use, [self._seconds[share] for share in range(self.num_shards)])
-        if speeds is not None:
-            self.speeds.append(SpeedChange(from_round=from_round, speeds=speeds.tolist()))
-
-    def _move_states(self, exchanges: list[Exchange], positions: list[Positions]) -> Moved:
-        """Let states travel to the workers that run their clients, and back after the round.
-
-        Returns what each worker has to accept before it runs its shards.
-        """
-        moved: Moved = defaultdict(list)
-        hosts = self.hosts
-        if self.num_workers == 1:
-            return moved
-        for exchange, shares in zip(exchanges, positions, strict=True):
-            variant, round = exchange.variant, _cohort(exchange).round
-            is_evaluation = exchange.position >= EVALUATION
-            last, away = self._away.get(variant, (0, {}))
-            # Before any exchange that begins a round, since workers then commit the states of the round before.
-            if away and (exchange.position == 0 or is_evaluation or round != last):
-                if last <= exchange.committed_round or is_evaluation:
-                    for worker, states in self._bring_back(variant).items():
-                        moved[worker] += states
-                else:
-                    # That round did not end, and runs again from the states before it.
-                    del self._away[variant]
-                away = {}
-            is_trained = exchange.on == "clients" and len(exchange.clients) and not is_evaluation
-            if not is_trained or _cohort(exchange).is_stateless:
-                continue
-            guests: dict[tuple[int, int], list[int]] = defaultdict(list)
-            for share, rows in enumerate(shares):
-                clients = exchange.clients[rows]
-                homes, host = hosts[owner_of(clients, self.num_shards)], int(hosts[share])
-                for client, home in zip(clients.tolist(), homes.tolist(), strict=True):
-                    if home != host and client not in away:
-                        guests[home, host].append(client)
-                        away[client] = host
-            self._away[variant] = round, away
-            for (home, worker), lent in guests.items():
-                arrived = moved.pop(home, [])
-                when = round, exchange.position, exchange.committed_round
-                moved[worker].append(self._call(home, "lend", variant, np.array(lent), *when, *arrived))
-        return moved
-
-    def _bring_back(self, variant: int) -> Moved:
-        """New states of a variant's clients that ran on another worker, for the workers that keep their states."""
-        moved: Moved = defaultdict(list)
-        _, away = self._away.pop(variant, (0, {}))
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        hosts = self.hosts
-        for client, worker in away.items():
-            groups[int(hosts[owner_of(np.array([client]), self.num_shards)[0]]), worker].append(client)
-        for (home, worker), clients in groups.items():
-            moved[home].append(self._call(worker, "give_back", variant, np.array(clients)))
-        return moved
+        kept = np.zeros(len(shard.clients), bool) if partial is None else partial.kept
+        if shard.rows is not None:
+            objects = partial.objects if partial else []
+            self.stores[shard.variant].keep(shard.clients, shard.rows, kept, objects)  # type: ignore[union-attr]
+        scratch = self._scratch[shard.variant]
+        for client in shard.clients[kept].tolist() if scratch else ():
+            scratch.pop(client, None)
+        for positions, entries in partial.scratch if partial else ():
+            for row, position in enumerate(positions.tolist()):
+                scratch[int(shard.clients[position])] = tree_map(lambda leaf, row=row: leaf[row], entries)
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
-    def smaller_plans(self, failed: ChunkTooLarge) -> list[dict[str, ExecutionPlan]]:
-        """For each variant, the steps whose plan failed, with half the clients at once."""
-        smaller = replace(failed.plan, chunk=failed.plan.chunk // 2)
-        return [
-            {
-                step: smaller
-                for step, plan in plans.items()
-                if plan == failed.plan and f"{step}/".startswith(f"{failed.step}/")
-            }
-            for plans in self.plans
-        ]
+    def _choose_plans(self, exchanges: list[Exchange], parts: list[list[WorkShard]], broadcasts: Any) -> None:
+        """Choose the plans of steps that have none."""
 
-    def _set_plans(self, exchanges: list[Exchange], shards: list[list[WorkShard]], broadcasts: list[Tree]) -> None:
-        """Give every shard its plan: the known plan of its variant for the step, else a newly chosen one.
+        def hardware() -> list[dict[str, Any]]:
+            if not self._hardware:
+                kinds = self._all({part: Call("hardware", []) for part in range(self.transport.workers)}, None)
+                self._hardware = [
+                    dict(kind) for kind in sorted({tuple(sorted(kind.items())) for kind in kinds.values()})
+                ]
+            return self._hardware
 
-        With client actors of two kinds, each kind has a plan of its own, unless the file has one for both.
+        def measure(largest: list[list[WorkShard]], steps: int | None) -> Measurement:
+            # All workers at once, as in a round: they share caches and memory.
+            most = sorted(largest, key=lambda shards: -len(shards[0].clients))[: self.transport.workers]
+            costs = self._all({i: Call("measure", shards, (steps,)) for i, shards in enumerate(most)}, broadcasts)
+            return Measurement(*(max(values) for values in zip(*map(astuple, costs.values()), strict=True)))
+
+        self.plans.choose(exchanges, parts, hardware, measure)
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _all(self, calls: dict[int, Call], broadcasts: Any) -> dict[int, Any]:
+        """Answers to calls, by part."""
+        answers: dict[int, Any] = {}
+        for _ in range(PATIENCE):
+            left = {part: call for part, call in calls.items() if part not in answers}
+            answers |= self._attempt(left, broadcasts, SUSPICIOUS)
+            if len(answers) == len(calls):
+                return {part: answers[part] for part in calls}
+            for part, call in calls.items():
+                if part not in answers:
+                    self._find_crashing_client(call, broadcasts)
+        raise RuntimeError(f"workers were lost {PATIENCE * SUSPICIOUS} times in a row")
+
+    def _attempt(self, calls: dict[int, Call], broadcasts: Any, patience: int) -> dict[int, Any]:
+        """Answers to calls, by part, except those that have lost their workers `patience` times.
+
+        Errors are raised once no worker is at work on these calls any more.
         """
-        # All parallel exchanges of a step share one plan, which is chosen for the largest messages.
-        for i in sorted(range(len(exchanges)), key=lambda i: -_message_size(exchanges[i])):
-            exchange = exchanges[i]
-            # A shard of the test set is already a large batch: batching shards gains nothing.
-            if exchange.on != "clients":
-                continue
-            for kind in dict.fromkeys(self.shares):
-                step = self._plan_key(exchange, kind)
-                own = {
-                    share: mine
-                    for share, mine in enumerate(shards)
-                    if self.shares[share] == kind and len(mine[i].clients)
-                }
-                if not own or self._known_plan(exchange, kind):
+        waiting, losses = deque(calls), Counter[int]()
+        answers: dict[int, Any] = {}
+        errors: list[Exception] = []
+        while (waiting and not errors) or any(part is not None for part, _ in self._busy.values()):
+            for worker in sorted(self._idle) if waiting and not errors else ():
+                if waiting:
+                    self._idle.remove(worker)
+                    self._busy[worker] = waiting[0], time.monotonic()
+                    call = calls[waiting.popleft()]
+                    arguments = (call.shards, *call.others) if call.shards else call.others
+                    self.transport.call(worker, call.method, arguments, broadcasts if call.shards else None)
+            for answer in self.transport.wait(LOOK_SECONDS):
+                part, _ = self._busy.pop(answer.worker)
+                if answer.lost is not None:
+                    self._replace(answer, calls[part] if part is not None else None)
+                    if part is not None:
+                        losses[part] += 1
+                        if losses[part] < patience:
+                            waiting.append(part)
                     continue
-                fused = [j for j, shard in enumerate(shards[0]) if shard.fusion_key == shards[0][i].fusion_key]
-                plans = [self.plans[exchanges[j].variant] for j in fused]
-                known = next((theirs[step] for theirs in plans if step in theirs), None)
-                plan = known or self._tune(
-                    exchange,
-                    [exchanges[j] for j in fused],
-                    {share: [mine[j] for j in fused] for share, mine in own.items()},
-                    [broadcasts[j] for j in fused],
-                )
-                for theirs in plans:
-                    theirs.setdefault(step, plan)
-        for kind, mine in zip(self.shares, shards, strict=True):
-            mine[:] = [
-                replace(shard, plan=self._known_plan(exchange, kind) or shard.plan)
-                for shard, exchange in zip(mine, exchanges, strict=True)
-            ]
+                self._idle.add(answer.worker)
+                self._failed_starts.pop(answer.worker, None)
+                if answer.error is not None:
+                    errors.append(answer.error)
+                elif part is not None:
+                    answers[part] = answer.value
+            self._end_silent_workers()
+        if errors:
+            raise next((error for error in errors if not isinstance(error, ChunkTooLarge)), errors[0])
+        return answers
 
-    def _known_plan(self, exchange: Exchange, kind: Kind) -> ExecutionPlan | None:
-        plans = self.plans[exchange.variant]
-        return plans.get(self._plan_key(exchange, kind)) or plans.get(_plan_key(exchange))
+    def _start(self, worker: int) -> None:
+        self._busy[worker] = None, time.monotonic()
+        self.transport.start(worker)
 
-    def _plan_key(self, exchange: Exchange, kind: Kind) -> str:
-        """Name under which the plan of a step is stored, for the shares of a kind."""
-        return _plan_key(exchange) + (f"/{kind}" if len(set(self.shares)) > 1 else "")
+    def _replace(self, answer: Answer, call: Call | None) -> None:
+        """Report a worker that was lost, and start it again. call: that it worked on; None: it was starting."""
+        worker, name = answer.worker, self.transport.name(answer.worker)
+        if call is None:
+            self._failed_starts[worker] += 1
+            if self._failed_starts[worker] == PATIENCE:
+                raise RuntimeError(f"{name} could not be started {PATIENCE} times in a row: {answer.lost}")
+        elif worker in self._expired:
+            self._expired.remove(worker)
+            self.on_notice(f"{name} did not answer for {self.timeout:g} s (resources.timeout) and was replaced")
+        elif not self._searching:
+            self.on_notice(f"{name} was lost ({answer.lost}) and replaced; its work runs again")
+        self._start(worker)
 
-    def _tune(
-        self, exchange: Exchange, fused: list[Exchange], shards: dict[int, list[WorkShard]], broadcasts: list[Tree]
-    ) -> ExecutionPlan:
-        """Choose the plan of a step. fused: exchanges that run as one; shards: their shards, by share of the work.
+    def _end_silent_workers(self) -> None:
+        """End workers that have not answered for too long."""
+        now = time.monotonic()
+        for worker, (part, since) in self._busy.items():
+            if self.timeout and part is not None and worker not in self._expired and now - since > self.timeout:
+                self._expired.add(worker)
+                self.transport.kill(worker)
 
-        Only the workers of these shares are measured.
+    def _find_crashing_client(self, call: Call, broadcasts: Any) -> None:
+        """Raise ClientCrashed if one of the clients of a call ends its worker each time.
+
+        The clients are halved until one is left. Their answers are dropped.
         """
-        share = max(len(mine[0].clients) for mine in shards.values())
-        workers = set(self.hosts[list(shards)].tolist())
-        experiment, sizes = self.experiments[fused[0].variant], _sizes(exchange)
-        key = {
-            "task": experiment.task.model_dump(mode="json"),
-            "algorithm": type(_owner(exchange).inner).__name__,
-            "batches": {name: asdict(spec) for name, spec in exchange.batches.items()},
-            "resources": experiment.resources.model_dump(mode="json", exclude=IGNORED_IN_PLANS),
-            "inline": experiment.resources.executor == "inline",
-            "step": _plan_key(exchange),
-            "experts": len(fused),
-            "share": share,
-            "numbers": _message_size(exchange),
-            "hardware": self._kinds_of_hardware(workers),
-        }
+        suspects = [(i, row) for i, shard in enumerate(call.shards) for row in range(len(shard.clients))]
+        if not suspects or any(shard.on != "clients" for shard in call.shards):
+            raise RuntimeError(f"a worker was lost {SUSPICIOUS} times in a row while it ran `{call.method}`")
 
-        def measure(plan: ExecutionPlan, steps: int | None = MEASURED_STEPS) -> Measurement:
-            planned = {share: [replace(shard, plan=plan) for shard in mine] for share, mine in shards.items()}
-            return self._measure(planned, broadcasts, steps)
+        def ends_worker(some: list[tuple[int, int]]) -> bool:
+            rows = [np.array([row for j, row in some if j == i], int) for i in range(len(call.shards))]
+            shards = [shard.only(mine) for shard, mine in zip(call.shards, rows, strict=True) if len(mine)]
+            return not self._attempt({0: replace(call, shards=shards)}, broadcasts, patience=1)
 
-        steps, alike = _steps(exchange, sizes)
-        rounds = experiment.rounds - _cohort(exchange).round + 1
-        workload = Workload(share, rounds, steps, alike, experiment.resources.memory_mb, len(fused))
-        module, engine = _module(exchange), experiment.engine
-        if getattr(module, "train_mode", None) is not None:
-            # Replacements of torch functions are not traced.
-            engine = engine.model_copy(update={"compile": False})
-        no_vmap = _owner(exchange).no_vmap or getattr(module, "no_vmap", None)
-        return tune_plan(engine, no_vmap, workload, key, measure)
-
-    def _kinds_of_hardware(self, workers: set[int]) -> list[dict[str, Any]]:
-        """Kinds of hardware that some workers run on: plans are the same for machines of the same kind."""
-        if not self._hardware:
-            self._hardware = self._send("hardware", dict.fromkeys(range(self.num_workers), ()))
-        return [dict(kind) for kind in sorted({tuple(sorted(self._hardware[worker].items())) for worker in workers})]
-
-    def _measure(self, shards: dict[int, list[WorkShard]], broadcasts: list[Tree], steps: int | None) -> Measurement:
-        """Time a chunk of shards with one fusion key under their plan, with all their workers active.
-
-        shards: by share of the work, those of shares with clients. See Worker.measure.
-        """
-        largest: dict[int, list[WorkShard]] = {}
-        for share, mine in shards.items():
-            worker = int(self.hosts[share])
-            if len(mine[0].clients) > len(largest.setdefault(worker, mine)[0].clients):
-                largest[worker] = mine
-        # All at once, as in a round: they share caches and memory. Each runs its own clients, which may have states.
-        arguments = {worker: (largest[worker], steps) for worker in sorted(largest)}
-        costs = self._send("measure", arguments, broadcasts)
-        return Measurement(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
-
-
-def _shard(exchange: Exchange, number: int, rows: np.ndarray) -> WorkShard:
-    """Share `number` of an exchange. rows: positions of its clients."""
-    weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
-    return WorkShard(
-        step=exchange.step.__name__,
-        clients=exchange.clients[rows],
-        round=_cohort(exchange).round,
-        position=exchange.position,
-        on=exchange.on,
-        per_client=tree_map(lambda leaf: leaf[rows].numpy(), exchange.received_per_client),
-        weights=np.asarray(weights, dtype=np.float64)[rows],
-        weighted_by=exchange.weighted_by,
-        batches=dict(exchange.batches),
-        reduce=exchange.reduce,
-        keep_states=exchange.position < EVALUATION,
-        number=number,
-        variant=exchange.variant,
-        committed_round=exchange.committed_round,
-        keyed=exchange.keyed,
-        constants=getattr(_module(exchange), "constants", None),
-    )
+        self._searching = True
+        try:
+            while len(suspects) > 1:
+                half = len(suspects) // 2
+                suspects = next((some for some in (suspects[:half], suspects[half:]) if ends_worker(some)), [])
+            is_found = bool(suspects) and ends_worker(suspects)
+        finally:
+            self._searching = False
+        if is_found:
+            i, row = suspects[0]
+            client = int(call.shards[i].clients[row])
+            raise ClientCrashed([shard.variant for shard in call.shards if client in shard.clients], client)
 
 
 def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialAggregate], sum_up: SumUp) -> Aggregate:
@@ -592,66 +315,19 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
         cost.discount_padding(exchange.padding_down, exchange.padding_up)
     order = np.concatenate(positions)
     back = np.argsort(order)
-    parts = [partial for partial in partials if len(partial.contributed)]
-    mask = np.concatenate([partial.contributed for partial in parts])
-    for name in dict.fromkeys(name for part in parts for name in part.metrics):
-        if any(len(part.metrics.get(name, ())) != len(part.contributed) for part in parts):
+    mask = np.concatenate([partial.contributed for partial in partials])
+    for name in dict.fromkeys(name for part in partials for name in part.metrics):
+        if any(len(part.metrics.get(name, ())) != len(part.contributed) for part in partials):
             raise UserError(
                 f"algorithm.name: only some clients return the metric {name} of step {exchange.step.__name__}; return "
                 "the same metrics from every client"
             )
-    metrics = {name: np.concatenate([part.metrics[name] for part in parts])[back] for name in parts[0].metrics}
-    up = combine(parts, order[mask], sum_up) if mask.any() else {}
-    deltas = [partial.client_model_delta for partial in parts if partial.client_model_delta is not None]
-    each = [predictions for part in parts for predictions in part.predictions]
+    metrics = {name: np.concatenate([part.metrics[name] for part in partials])[back] for name in partials[0].metrics}
+    up = combine(partials, order[mask], sum_up) if mask.any() else {}
+    deltas = [partial.client_model_delta for partial in partials if partial.client_model_delta is not None]
+    each = [predictions for part in partials for predictions in part.predictions]
     predictions = None
     if len(each) == len(order):
         columns = zip(*(each[i] for i in back), strict=True)
         predictions = Predictions(*(np.concatenate(column) for column in columns))
     return Aggregate(up, mask[back], metrics, sum_up(deltas, 1.0), cost, predictions)
-
-
-def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
-    """Mean number of mini-batches of a client's shortest stream, at least one; and whether this number, and the room
-    for samples, is the same for all clients.
-    """
-    # The training decides, not the score after it.
-    specs = [spec for name, spec in exchange.batches.items() if name != FEDEX]
-    if not specs or exchange.on == "test" or any(spec.split in ("held_out", "selection") for spec in specs):
-        return 1, False
-    steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
-    full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
-    # Clients may have different numbers of validation samples.
-    alike = full and steps.min() == steps.max() and all(spec.split in ("train", "public") for spec in specs)
-    return max(1, round(float(steps.mean()))), bool(alike) and FEDEX not in exchange.batches
-
-
-def _message_size(exchange: Exchange) -> int:
-    """Number of scalars that a client receives."""
-    return count(exchange.received) + count(exchange.per_client) // max(1, len(exchange.clients))
-
-
-def _plan_key(exchange: Exchange) -> str:
-    """Name under which the plan of a step is stored; a single client has a plan of its own."""
-    return step_name(exchange.step.__name__, exchange.on) + ("/one" if len(exchange.clients) == 1 else "")
-
-
-def _owner(exchange: Exchange) -> Any:
-    """Algorithm that the step is a method of."""
-    return exchange.step.__self__  # type: ignore[attr-defined]
-
-
-def _module(exchange: Exchange) -> nn.Module:
-    return _owner(exchange).task.module
-
-
-def _cohort(exchange: Exchange) -> Cohort:
-    assert exchange.cohort is not None, "the server adds it"
-    return exchange.cohort
-
-
-def _sizes(exchange: Exchange) -> np.ndarray:
-    """Number of training samples of each client of the population."""
-    sizes = _cohort(exchange).population_sizes
-    assert sizes is not None, "the server adds them"
-    return sizes

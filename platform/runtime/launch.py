@@ -1,8 +1,10 @@
 """Builds coordinator, executor and worker of a run, in whichever process they are."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
@@ -12,24 +14,48 @@ from hedgerow.platform.runtime.factory import build_algorithms
 from hedgerow.platform.runtime.online_server import OnlineServer
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.state_store import MappedStates, StateStore
+from hedgerow.platform.runtime.transport import InProcess, Transport
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.run_lock import Claim
+
+MakeStore = Callable[[Tree, int, int], StateStore]
+"""(initial state of a client, size of the population, number of clients that can take part) -> store."""
 
 
 def build_coordinator(
     experiments: list[Experiment],
     dataset: Dataset,
     partition: Partition,
-    executor: Executor | None,
     checkpoints: list[Path],
     claim: Claim | None = None,
+    transport: Transport | None = None,
+    parts: int = 1,
+    make_store: MakeStore = MappedStates,
 ) -> Coordinator:
     """Coordinator of one experiment, or of several that differ only in floats of their algorithm.
 
-    executor: None for one worker in this process. For the other arguments see Coordinator.
+    transport: None: one worker in this process. For the other arguments see `build_executor` and Coordinator.
     """
-    executor = executor or inline_executor(experiments, dataset, partition)
-    return Coordinator(build_servers(experiments, dataset, partition), executor, list(checkpoints), claim)
+    servers = build_servers(experiments, dataset, partition)
+    transport = transport or inline_transport(experiments, dataset, partition)
+    return Coordinator(servers, build_executor(servers, transport, parts, make_store), list(checkpoints), claim)
+
+
+def build_executor(
+    servers: list[FederatedServer], transport: Transport, parts: int = 1, make_store: MakeStore = MappedStates
+) -> Executor:
+    """Executor of these servers.
+
+    parts: number of parts of an exchange. make_store: makes the store of the client states of each server.
+    """
+    stores = [
+        make_store(server.initial_client_state, server.population, server.participants)
+        if server.initial_client_state
+        else None
+        for server in servers
+    ]
+    return Executor([server.experiment for server in servers], transport, parts, stores)
 
 
 def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[FederatedServer]:
@@ -43,18 +69,15 @@ def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Pa
     ]
 
 
-def inline_executor(
-    experiments: list[Experiment], dataset: Dataset, partition: Partition, num_shards: int = 1
-) -> Executor:
-    """Executor with one worker in this process, which runs all shares of the work. See Executor for the arguments."""
+def inline_transport(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> InProcess:
+    """Transport to one worker in this process."""
     resources = experiments[0].resources
     init_process(resources.threads, resources=resources)
-    worker = Worker(*worker_arguments(experiments, dataset, partition))
-    return Executor(experiments, worker, num_shards)
+    return InProcess(lambda: Worker(*worker_arguments(experiments, dataset, partition)))
 
 
 def worker_arguments(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> tuple[Any, ...]:
-    """Arguments of a Worker that hosts the clients of these experiments."""
+    """Arguments of a Worker for these experiments."""
     first = experiments[0]
     algorithms = build_algorithms(experiments, dataset, partition)
     return algorithms, dataset, partition, first.seed, first.resources, first.evaluation.follows

@@ -52,7 +52,7 @@ def _choose_algorithms(resources: Resources | None) -> None:
     if resources is not None:
         if not _defaults:
             _defaults.append((torch.are_deterministic_algorithms_enabled(), matmul.allow_tf32, cudnn.allow_tf32))
-        chosen = resources.deterministic, resources.tf32, resources.tf32
+        chosen = resources.deterministic, not resources.deterministic, not resources.deterministic
         if resources.deterministic:
             # cuBLAS reads this variable at its first call.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -29,7 +29,7 @@ from hedgerow.platform.runtime.participation import (
     with_clients,
 )
 from hedgerow.platform.runtime.shards import EVALUATION
-from hedgerow.platform.runtime.worker import test_shards
+from hedgerow.platform.runtime.worker import initial_state, test_shards
 from hedgerow.platform.schedules.events import IN_FLIGHT, VERSIONS, EventQueue, groups
 from hedgerow.platform.schedules.stale_round import stale_round
 from hedgerow.platform.storage.history import History, RoundRecord
@@ -38,6 +38,9 @@ from hedgerow.platform.tracking.summary import has_run_all, reaches
 
 AVERAGE = "client_average"
 """Key in the server state, where evaluated: the average of all clients' latest own models."""
+
+MOST_QUARANTINED = 0.1
+"""Largest share of the clients that may be left out because they crash their process."""
 
 
 class NoContributionsError(Exception):
@@ -61,7 +64,7 @@ class FederatedServer:
         self.account = experiment.privacy_account(self.population)
         self.shares = partition.shares()
         self.tracks_client_models = experiment.evaluation.follows
-        self.stateless = not algorithm.init_client() and not self.tracks_client_models
+        self.initial_client_state = initial_state(algorithm, self.tracks_client_models)
         self.test_shards = test_shards(test_samples)
         # Clients that every evaluation scores: a uniform sample of the population.
         scored = min(experiment.evaluation.clients, self.population)
@@ -83,6 +86,12 @@ class FederatedServer:
         # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
         self.restart()
+
+    @property
+    def participants(self) -> int:
+        """Largest number of clients that can take part in the run."""
+        sampled = self.population if self.account or self.events else self.sample_size
+        return min(self.population, self.experiment.rounds * sampled)
 
     def restart(self) -> None:
         """Return to the state before round 1."""
@@ -134,9 +143,7 @@ class FederatedServer:
         self.round = self.committed = progress["round"]
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
-        records = progress["history"]
-        # Checkpoints of earlier versions contain the records themselves.
-        self.history = records if isinstance(records, History) else History(records)
+        self.history = progress["history"]
         self._decisive = []
         if self.experiment.evaluation.stop:
             for record in self.history:
@@ -147,14 +154,13 @@ class FederatedServer:
         self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
 
     def quarantine(self, client: int) -> None:
-        """Exclude a client from the next round on. Raises RuntimeError above `resources.max_quarantined`."""
+        """Exclude a client from the next round on. Raises RuntimeError if too many are excluded."""
         self.quarantined[client] = self.round + 1
-        share = self.experiment.resources.max_quarantined
-        if len(self.quarantined) > share * self.population:
+        if len(self.quarantined) > MOST_QUARANTINED * self.population:
             culprits = ", ".join(map(str, sorted(self.quarantined)))
             raise RuntimeError(
                 f"round {self.round + 1}: these clients crash their worker process every time: {culprits}; fix the "
-                f"cause, or raise resources.max_quarantined, which excludes at most {share:g} of the clients"
+                f"cause: at most {MOST_QUARANTINED:.0%} of the clients are left out"
             )
 
     @property
@@ -168,17 +174,11 @@ class FederatedServer:
         return self.selection.best is not None and self.selection.best.round == self.round > 0
 
     def run_round(self) -> ExchangeSteps:
-        """Run the next round. When the generator ends, the record of the round is the last of `history`.
-
-        Yields an empty list once all exchanges of the round are complete: the new client states are then copied.
-        """
+        """Run the next round. When the generator ends, the record of the round is the last of `history`."""
         start = time.perf_counter()
         number = self.round + 1
         self.predictions = None
         state, record = yield from self._next(number)
-        if state is not None and not self.stateless:
-            # Before the round counts, its client states are copied.
-            yield []
         if self._is_evaluated(number):
             self.selection.check(record)
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
@@ -389,7 +389,7 @@ class FederatedServer:
 
         def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
             answers = yield [
-                replace(exchange, cohort=cohort, position=at, committed_round=self.committed, variant=self.variant)
+                replace(exchange, cohort=cohort, position=at, variant=self.variant)
                 for at, exchange in enumerate(exchanges, first + number)
             ]
             aggregates.append(answers)
@@ -423,5 +423,4 @@ class FederatedServer:
             self.test_shards,
             self.experiment.seed,
             population_sizes=self.sizes,
-            is_stateless=self.stateless,
         )

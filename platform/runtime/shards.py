@@ -1,13 +1,12 @@
-"""Message from the executor to a worker: its share of one exchange, in a form that can be sent to another process."""
+"""Message from the executor to a worker: a part of one exchange, in a form that can be sent to another process."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 
 from hedgerow.algorithms.core.client_data import BatchSpec
-from hedgerow.algorithms.core.messages import Reduction
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Reduction
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 
 EVALUATION = 1_000_000
@@ -29,7 +28,7 @@ class ExecutionPlan:
 
 @dataclass(frozen=True)
 class WorkShard:
-    """A worker's share of one exchange: NumPy arrays, and the step by its name. The broadcast is sent separately."""
+    """A part of one exchange: NumPy arrays, and the step by its name. The broadcast is sent separately."""
 
     step: str
     clients: np.ndarray
@@ -45,52 +44,79 @@ class WorkShard:
     batches: dict[str, BatchSpec] = field(default_factory=dict)
     reduce: Reduction = "mean"
     plan: ExecutionPlan = ExecutionPlan("loop")
-    keep_states: bool = True
+    rows: Any = None
+    """Rows of the clients' states, see StateRows; None: the clients have no states between rounds."""
+    scratch: Tree = field(default_factory=dict)
+    """Entries that earlier exchanges of the round have added to the clients' states, one row per client."""
+    keeps_states: bool = True
     """False: client states that the step returns are dropped (evaluation)."""
     number: int = 0
-    """Index of the share: shares stay separate even if one process runs several."""
+    """Index of the part: parts stay separate even if one process runs several."""
     variant: int = 0
-    """Index of the variant to run: an executor may serve several variants of an experiment at once."""
-    begins: bool = True
-    """For exchange 0: False if another shard of this exchange has already begun the round."""
-    committed_round: int = 0
-    """Last round of this variant whose client states are final. States of any later round except this one are dropped,
-    because that round is being replayed.
-    """
+    """Index of the variant to run: a run may have several variants of an experiment at once."""
+    exchange: int = 0
+    """Index of its exchange, and of its broadcast, among those that run in parallel."""
     keyed: bool = False
     """See Exchange."""
     constants: str | None = None
     """Fingerprint of the server's model: a worker with another model refuses to continue."""
+
+    @classmethod
+    def of(cls, exchange: Exchange, index: int, number: int, positions: np.ndarray) -> Self:
+        """Part `number` of an exchange, with its index. positions: of its clients in `Exchange.clients`."""
+        weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
+        return cls(
+            step=exchange.step.__name__,
+            clients=exchange.clients[positions],
+            round=cohort_of(exchange).round,
+            position=exchange.position,
+            on=exchange.on,
+            per_client=tree_map(lambda leaf: leaf[positions].numpy(), exchange.received_per_client),
+            weights=np.asarray(weights, dtype=np.float64)[positions],
+            weighted_by=exchange.weighted_by,
+            batches=dict(exchange.batches),
+            reduce=exchange.reduce,
+            keeps_states=exchange.on == "clients" and exchange.position < EVALUATION,
+            number=number,
+            variant=exchange.variant,
+            exchange=index,
+            keyed=exchange.keyed,
+            constants=getattr(owner_of(exchange).task.module, "constants", None),
+        )
+
+    def first(self, n: int, batches: dict[str, BatchSpec]) -> Self:
+        """The first `n` clients, with other mini-batches, to measure a plan; no state changes."""
+        return self.only(np.arange(min(n, len(self.clients))), batches=batches, keeps_states=False)
+
+    def only(self, positions: np.ndarray, **changes: Any) -> Self:
+        """Some of the clients, by their positions in `clients`."""
+        return replace(
+            self,
+            clients=self.clients[positions],
+            weights=self.weights[positions],
+            per_client=tree_map(lambda leaf: leaf[positions], self.per_client),
+            rows=None if self.rows is None else self.rows.only(positions),
+            scratch=tree_map(lambda leaf: leaf[positions], self.scratch),
+            **changes,
+        )
 
     @property
     def fusion_key(self) -> tuple[Any, ...]:
         """Shards with the same key run together: the same step for several variants."""
         batches = tuple(self.batches.items())
         where = (self.number, self.on, self.round, self.position)
-        return self.step, *where, self.reduce, self.plan, self.keep_states, self.keyed, batches
+        return self.step, *where, self.reduce, self.plan, self.keeps_states, self.keyed, batches
 
 
-@dataclass(frozen=True)
-class MovedStates:
-    """Client states that travel between workers: NumPy arrays, with a leading dimension of the clients."""
-
-    variant: int
-    round: int
-    clients: np.ndarray
-    states: Tree
-    lent: bool
-    """True: final states, lent to another worker for a round. False: new states of the round, back at their worker."""
+def cohort_of(exchange: Exchange) -> Cohort:
+    """Cohort of the exchange's round."""
+    assert exchange.cohort is not None, "the server adds it"
+    return exchange.cohort
 
 
-@dataclass(frozen=True)
-class CopiedStates:
-    """Client states that a worker copies to another one, as records of bytes; see `ClientStates`."""
-
-    variant: int
-    since: int
-    """Round of the checkpoint that the copies continue; 0: the initial states."""
-    clients: np.ndarray
-    records: np.ndarray
+def owner_of(exchange: Exchange) -> Any:
+    """Algorithm that the step is a method of."""
+    return exchange.step.__self__  # type: ignore[attr-defined]
 
 
 def step_name(step: str, place: Place) -> str:
@@ -115,18 +141,13 @@ class ChunkTooLarge(Exception):  # noqa: N818
         return f"{self.step} does not fit into memory with {self.plan.chunk} clients at once: {self.reason}"
 
 
-def to_wire(states: Tree) -> Tree:
-    """NumPy leaves, except for types that NumPy does not have, such as bfloat16."""
-    return tree_map(lambda leaf: leaf.cpu() if leaf.dtype == torch.bfloat16 else leaf.cpu().numpy(), states)
-
-
-class WorkerLost(Exception):  # noqa: N818
-    """A worker died, and its client states with it. The executor has already replaced it."""
-
-
 class ClientCrashed(Exception):  # noqa: N818
-    """A worker died while it ran only this client of this variant."""
+    """A worker dies whenever it runs this client, of these variants."""
 
-    def __init__(self, variant: int, client: int, reason: str):
-        super().__init__(reason)
-        self.variant, self.client = variant, client
+    def __init__(self, variants: list[int], client: int):
+        super().__init__(variants, client)
+        self.variants, self.client = variants, client
+
+
+class ObjectsLost(Exception):  # noqa: N818
+    """Results of workers were lost together with the node that had them."""

@@ -7,8 +7,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
 
-from hedgerow.platform.common.heartbeat import beat
-
 CHUNK = 2**20
 
 Fingerprint = dict[str, Any]
@@ -40,7 +38,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    beat()
 
 
 def fingerprint(file: Path) -> Fingerprint:
@@ -57,7 +54,6 @@ def _fingerprint(stream: BinaryIO, copy: BytesIO | None = None) -> Fingerprint:
         length += len(chunk)
         if copy is not None:
             copy.write(chunk)
-        beat()
     return {"bytes": length, "sha256": digest.hexdigest()}
 
 

@@ -22,10 +22,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 
-from hedgerow.algorithms.core.pytree import Tree, flatten, tree_map, unflatten
+from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.heartbeat import beat
-from hedgerow.platform.storage.atomic_file import Altered, compare, fingerprint, read_verified, sync
+from hedgerow.platform.storage.atomic_file import Altered, Fingerprint, compare, fingerprint, read_verified, sync
 from hedgerow.platform.storage.history import RECORDS, History
 from hedgerow.platform.storage.remote import SEAL
 from hedgerow.platform.storage.sealed_json import seal, unseal
@@ -39,8 +38,6 @@ NAME = re.compile(r"round-(\d+)(?:\.(\d+))?")
 
 DAMAGE = {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EISDIR, errno.ENOTDIR}
 """Errors of a file system that mean that a file is damaged. After other errors, the file may be readable later."""
-
-UNVERIFIED = "was written by an earlier version, without SHA-256, and cannot be verified"
 
 
 class DamagedCheckpoint(UserError):  # noqa: N818
@@ -119,7 +116,6 @@ def _branch_checksum(branch: Tree) -> str:
     for key, leaf in flatten(branch).items():
         digest.update(json.dumps([key, str(leaf.dtype), list(leaf.shape)]).encode())
         digest.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy())
-        beat()
     return digest.hexdigest()
 
 
@@ -151,7 +147,7 @@ def write_checkpoint(
     folder: Path,
     server: Tree,
     progress: dict[str, Any],
-    save_states: Callable[[Path], None],
+    save_states: Callable[[Path], dict[str, Fingerprint]],
     history: History | None = None,
 ) -> Path:
     """Write a checkpoint to a temporary folder, flush it to disk, and rename it to `folder`. A failed write leaves
@@ -160,17 +156,18 @@ def write_checkpoint(
     Returns the folder. It has another name if a checkpoint of this round exists, which stays intact.
 
     server: server state. progress: JSON values (round, ledger, plans). save_states: function that writes the client
-    states into a given folder. history: records so far; new ones are appended to their file.
+    states into a given folder, and returns the fingerprints that it knows. history: records so far; new ones are
+    appended to their file.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}-{token_hex(4)}")
     try:
         aside.mkdir(parents=True)
         save_tree(server, aside / SERVER)
-        save_states(aside)
+        known = save_states(aside)
         content = {
             **progress,
             "empty_branches": [key for key, child in server.items() if child == {}],
-            "files": {file.name: fingerprint(file) for file in sorted(aside.iterdir())},
+            "files": {file.name: known.get(file.name) or fingerprint(file) for file in sorted(aside.iterdir())},
         }
         if history is not None:
             content["history"] = history.save(folder.parent)
@@ -188,7 +185,6 @@ def write_checkpoint(
         # A node may not have its folder.
         with suppress(OSError):
             Path(saved).touch()
-    _intact[target] = _stamps(target)
     return target
 
 
@@ -197,44 +193,35 @@ def read_checkpoint(folder: Path) -> tuple[Tree, dict[str, Any]]:
 
     progress["history"]: the records, as a sequence. Raises DamagedCheckpoint.
     """
-    stamps, (content, _) = _stamps(folder), _marker(folder)
+    content = _marker(folder)
     server = _tree(folder, SERVER, content)
     _verify_files(folder, content, but=SERVER)
-    if isinstance(position := content.get("history"), dict):
+    if position := content.get("history"):
         content["history"], _ = _records(folder, position)
-    _intact[folder] = stamps
     branches = content.pop("empty_branches")
-    content.pop("files", None)
+    del content["files"]
     return {**{branch: {} for branch in branches}, **server}, content
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
     """Verified progress of a checkpoint without its history. Raises DamagedCheckpoint."""
-    content, _ = _marker(folder)
+    content = _marker(folder)
     return {name: value for name, value in content.items() if name not in ("history", "files", "empty_branches")}
 
 
-def read_states(folder: Path, owns: Callable[[np.ndarray], np.ndarray]) -> Iterator[tuple[np.ndarray, Tree]]:
-    """Client states of a checkpoint, file by file: ids (n,), and a tree with n rows. Raises DamagedCheckpoint.
-
-    owns: ids -> bool. Files without any of these clients are skipped; the contents of the others are verified.
-    """
-    content, _ = _marker(folder)
-    names = content["files"] if "files" in content else [file.name for file in folder.iterdir()]
-    for name in sorted(name for name in names if re.fullmatch(r"states.*\.safetensors", name)):
-        with _damage_in(folder, name):
-            clients = load_tree(folder / name, "clients")["clients"].numpy()
-        if (mine := owns(clients)).any():
-            states = _tree(folder, name, content)["states"]
-            yield clients[mine], tree_map(lambda leaf, mine=mine: leaf[mine], states)
+def read_states(folder: Path) -> Iterator[tuple[np.ndarray, Tree]]:
+    """Client states of a checkpoint, file by file: ids (n,), and a tree with n rows. Raises DamagedCheckpoint."""
+    content = _marker(folder)
+    for name in sorted(name for name in content["files"] if re.fullmatch(r"states.*\.safetensors", name)):
+        tree = _tree(folder, name, content)
+        yield tree["clients"].numpy(), tree["states"]
 
 
-def seal_of(folder: Path) -> str | None:
-    """SHA-256 of a checkpoint's commit marker, by which another node recognises the checkpoint; None without one."""
-    try:
-        return sha256((folder / SEAL).read_bytes()).hexdigest()
-    except OSError:
-        return None
+def files_of(folder: Path) -> dict[str, Fingerprint]:
+    """Files of a checkpoint with their fingerprints; empty if its marker cannot be used."""
+    with suppress(UserError):
+        return _marker(folder)["files"]
+    return {}
 
 
 def flaw(folder: Path) -> str | None:
@@ -246,13 +233,19 @@ def flaw(folder: Path) -> str | None:
     return None
 
 
-def is_intact(folder: Path) -> bool:
-    """Whether a checkpoint can be used. One that this process has verified is not read again, since it may be large."""
-    stamps = _stamps(folder)
-    if _intact.get(folder) != stamps:
-        if flaw(folder) is not None:
-            return False
-        _intact[folder] = stamps
+def is_complete(folder: Path) -> bool:
+    """Whether the commit marker of a checkpoint is intact, and its files have the lengths that it names.
+
+    Their contents are not read, since they may be large.
+    """
+    try:
+        content = _marker(folder)
+        for name, expected in content["files"].items():
+            with _damage_in(folder, name):
+                if (folder / name).stat().st_size != expected["bytes"]:
+                    return False
+    except DamagedCheckpoint:
+        return False
     return True
 
 
@@ -310,8 +303,8 @@ def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
 
 
 def checkpoint_warnings(parent: Path) -> list[str]:
-    """Sentence about each damaged checkpoint under `parent`, and about the newest intact one if it is unverified or its
-    records are damaged.
+    """Sentence about each damaged checkpoint under `parent`, and about the newest intact one if its records are
+    damaged.
 
     Raises UserError when there are checkpoints and all of them are damaged.
     """
@@ -335,23 +328,22 @@ def passed_over(folder: Path, reason: str) -> str:
 
 
 def prune(parent: Path, keep: int, newest: Path | None = None, best: int | None = None) -> None:
-    """Delete all but the newest `keep` intact checkpoints, and remains of interrupted writes.
+    """Delete all but the newest `keep` complete checkpoints, and remains of interrupted writes.
 
     newest: the checkpoint that was just written. Checkpoints of later rounds belong to an abandoned course, because
     they were damaged or because the learner took over the state of another one, and are deleted, too. Damaged
-    checkpoints after the newest intact one stay. best: round whose checkpoints are kept in addition.
+    checkpoints after the newest complete one stay. best: round whose checkpoints are kept in addition.
     """
     survivors: list[Path] = []
     for folder in reversed(checkpoints(parent)):
         abandoned = newest is not None and order_of(folder) > order_of(newest)
-        if not abandoned and round_of(folder) == best and is_intact(folder):
+        if not abandoned and round_of(folder) == best and is_complete(folder):
             continue
-        if not abandoned and len(survivors) < keep and is_intact(folder):
+        if not abandoned and len(survivors) < keep and is_complete(folder):
             survivors.append(folder)
         elif abandoned or survivors:
             # Renamed first, so that a half-deleted folder is not taken for a damaged checkpoint.
             folder.rename(folder.with_name(f".{folder.name}.{token_hex(4)}"))
-            _intact.pop(folder, None)
     for folder in parent.glob(".round-*"):
         shutil.rmtree(folder)
     _prune_records(parent)
@@ -364,10 +356,10 @@ def _prune_records(parent: Path) -> None:
         return
     for folder in checkpoints(parent):
         try:
-            history = _marker(folder)[0].get("history")
+            history = _marker(folder).get("history")
         except DamagedCheckpoint:
             continue
-        if isinstance(history, dict):
+        if history:
             files.pop(history["file"], None)
     for file in files.values():
         file.unlink()
@@ -388,44 +380,20 @@ def _unused(folder: Path) -> Path:
 
 # ---- verification ---------------------------------------------------------------------------------------------------
 
-Stamps = dict[str, tuple[int, int, int]]
-
-_intact: dict[Path, Stamps] = {}
-"""Checkpoints that this process has written or verified, with the stamps of their files at that time."""
-
-
-def _stamps(folder: Path) -> Stamps:
-    """Inode, size and modification time of each file of a checkpoint. Another process may delete files meanwhile."""
-    stamps: Stamps = {}
-    try:
-        for file in folder.iterdir():
-            with suppress(FileNotFoundError):
-                stat = file.stat()
-                stamps[file.name] = stat.st_ino, stat.st_size, stat.st_mtime_ns
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        if error.errno not in DAMAGE:
-            raise _unreadable(f"the checkpoint {folder}", error) from None
-    return stamps
-
 
 def _sealed(content: dict[str, Any]) -> bytes:
     """Commit marker with this content. Parsing and writing an intact marker again gives the same bytes."""
     return f"{seal({'content': content})}\n".encode()
 
 
-def _marker(folder: Path) -> tuple[dict[str, Any], bool]:
-    """Content of a commit marker, and whether it could be verified. Raises DamagedCheckpoint."""
+def _marker(folder: Path) -> dict[str, Any]:
+    """Verified content of a commit marker. Raises DamagedCheckpoint."""
     with _damage_in(folder, SEAL):
         raw = (folder / SEAL).read_bytes()
-        values = json.loads(raw)
-        # Marker of an earlier version. Damage to a current marker cannot lift this key out of its "content".
-        if "empty_branches" in values:
-            return values, False
-        if raw != _sealed(values["content"]):
+        content: dict[str, Any] = json.loads(raw)["content"]
+        if raw != _sealed(content):
             raise Altered("does not match its SHA-256")
-        return values["content"], True
+        return content
 
 
 def _examine(folder: Path) -> str:
@@ -433,43 +401,23 @@ def _examine(folder: Path) -> str:
 
     Raises DamagedCheckpoint.
     """
-    content, verified = _marker(folder)
+    content = _marker(folder)
     _verify_files(folder, content)
-    note = "" if verified else f"the checkpoint {folder} {UNVERIFIED}"
-    if isinstance(position := content.get("history"), dict):
-        _, note = _records(folder, position)
-    return note
+    return _records(folder, position)[1] if (position := content.get("history")) else ""
 
 
 def _verify_files(folder: Path, content: dict[str, Any], but: str = "") -> None:
     """Compare the files of a checkpoint with its marker. Raises DamagedCheckpoint."""
-    for name, expected in ({SERVER: None} | content.get("files", {})).items():
-        with _damage_in(folder, name):
-            if name == but:
-                continue
-            if isinstance(expected, dict):
+    for name, expected in content["files"].items():
+        if name != but:
+            with _damage_in(folder, name):
                 compare(fingerprint(folder / name), expected)
-            else:
-                _verify_length(folder / name, expected)
-
-
-def _verify_length(file: Path, expected: int | None) -> None:
-    """Verify a file of a checkpoint of an earlier version, which recorded at most the length."""
-    length = file.stat().st_size
-    compare({"bytes": length, "sha256": ""}, {"bytes": length if expected is None else expected, "sha256": ""})
-    if file.suffix == ".safetensors":
-        with _opened(file):
-            pass
 
 
 def _tree(folder: Path, name: str, content: dict[str, Any]) -> Tree:
     """Tree of tensors in a file of a checkpoint. Raises DamagedCheckpoint."""
     with _damage_in(folder, name):
-        file, expected = folder / name, content.get("files", {}).get(name)
-        if isinstance(expected, dict):
-            return _parse_tree(read_verified(file, expected))
-        _verify_length(file, expected)
-        return load_tree(file)
+        return _parse_tree(read_verified(folder / name, content["files"][name]))
 
 
 def _records(folder: Path, position: dict[str, Any]) -> tuple[History, str]:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from hedgerow.platform.common.errors import one_line
-from hedgerow.platform.storage.checkpoint import is_intact, newest_first, order_of
+from hedgerow.platform.storage.checkpoint import flaw, is_complete, newest_first, order_of
 from hedgerow.platform.storage.history import RECORDS
 from hedgerow.platform.storage.remote import SEAL, Storage, uri_of
 
@@ -73,7 +73,7 @@ class Mirror:
         records = {path: (self.folder / path).read_bytes() for path in others}
         for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
             # A checkpoint that is damaged or was deleted meanwhile leaves its copy unchanged.
-            if is_intact(self.folder / checkpoint):
+            if flaw(self.folder / checkpoint) is None:
                 files = {path: stamp for path, stamp in here.items() if _checkpoint(path) == checkpoint}
                 if self._is_copied(checkpoint, files):
                     self._there |= files
@@ -109,7 +109,7 @@ class Mirror:
 
     def _is_replaced(self, checkpoint: str) -> bool:
         """Whether a checkpoint that no longer exists locally may be deleted from the copy."""
-        last = next(filter(is_intact, newest_first(self.folder / _parent(checkpoint))), None)
+        last = next(filter(is_complete, newest_first(self.folder / _parent(checkpoint))), None)
         if last is None:
             return False
         earlier = self._there.get(f"{checkpoint}/{SEAL}", UNKNOWN)[0] == EARLIER

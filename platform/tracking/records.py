@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.config.engine_section import StepPlan
-from hedgerow.platform.config.resources import Kind, SpeedChange
 from hedgerow.platform.config.validation_errors import objection
 from hedgerow.platform.storage.atomic_file import Altered, write_whole
 from hedgerow.platform.storage.sealed_json import CHECKSUM, is_cut_off, seal, unseal
@@ -80,12 +79,8 @@ class Ended(Record):
 
     status: str
     experiment_file: FileRecord | None = None
-    workers: int | None = None
-    kinds: list[Kind] = []
-    client_actors: list[int] = []
+    parts: int | None = None
     plans: dict[str, StepPlan] = {}
-    speeds: list[SpeedChange] = []
-    last_speed_review: int = 0
     data: DataRecord | None = None
     summary: dict[str, Any] = {}
     histograms: dict[str, dict[str, list[int]]] = {}

@@ -48,7 +48,7 @@ def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
 
 
 def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
-    """Seconds by activity, seconds of each round, the engine's plan, and measured speeds of the actors."""
+    """Seconds by activity, seconds of each round, and the engine's plan."""
     parts = {group.label: _parts(group) for group in groups}
     bar_rows = [(group.label, parts[group.label]) for group in shown if parts[group.label]]
     steps = [_mean_by_round(g, [_steps(run) for run in g.runs], i) for i, g in coloured(shown)]
@@ -69,7 +69,6 @@ def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
                 "rounds/s": f"{len(each) / max(float(each.sum()), 1e-9):.3g}",
                 "clients at once": _plan(group.first),
             }
-            | _speeds(group.first)
         )
     return [*(figure for figure in figures if figure), table(rows)]
 
@@ -111,15 +110,6 @@ def _parts(group: SeedGroup) -> dict[str, float]:
         wall = float(np.mean([record["wall_seconds"] for record in records]))
         parts["around"] = max(0.0, wall - group.mean("seconds"))
     return parts
-
-
-def _speeds(run: Run) -> dict[str, str]:
-    """Cell with the range of the actors' speeds that the run ended with, if it measured any that differ."""
-    changes = run.record.get("speeds", [])
-    if not changes:
-        return {}
-    first, speeds = changes[-1]["from_round"], changes[-1]["speeds"]
-    return {"speeds of actors": f"{min(speeds):g} to {max(speeds):g}, from round {first}"}
 
 
 def _plan(run: Run) -> str:

@@ -231,21 +231,6 @@ def _check_space(search: SearchKind, experiment: Experiment) -> None:
             )
         if key.startswith("task.partition") and experiment.task.partition.is_stream:
             raise UserError(f"search.space.{key} cannot be searched: the stream is the same for all trials")
-    if experiment.resources.actors_per_node:
-        raise UserError(
-            "resources.actors_per_node is for single runs; a search places the client actors of each trial by "
-            "resources.placement; remove `actors_per_node`"
-        )
-    if experiment.resources.mixed:
-        raise UserError(
-            "resources.mixed is for single runs; the client actors of all trials of a search are of one kind; remove "
-            "`mixed`"
-        )
-    if experiment.resources.speeds != "equal":
-        raise UserError(
-            "resources.speeds is for single runs; the trials of a search share their actors' work evenly; remove "
-            "`speeds`"
-        )
 
 
 def _check_recording(search: SearchKind, experiment: Experiment) -> None:

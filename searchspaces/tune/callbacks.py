@@ -9,11 +9,9 @@ import ray
 from ray import tune
 from ray.tune.experiment import Trial
 
-from hedgerow.platform.actors.nodes_of_run import LostNodes
+from hedgerow.platform.actors.cluster_nodes import ClusterNodes
 from hedgerow.platform.actors.ray_health import LOOK, RayHealth
-from hedgerow.platform.actors.silence import Signs, Silence, Watch, WatchedActor
 from hedgerow.platform.common.errors import RayLost
-from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
@@ -26,7 +24,6 @@ from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import COPIES, members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
-from hedgerow.searchspaces.tune.trainable import signs_file
 from hedgerow.searchspaces.tune.trial_loggers import TrialLoggers
 
 SAVING = 30.0
@@ -73,14 +70,11 @@ class SearchCallback(tune.Callback):
         self._copies: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
         self.termination: Termination | None = None
-        self._silence = Silence(plan.experiment.resources)
-        self._watches: dict[str, tuple[Watch, Signs]] = {}
+        self._timeout = plan.experiment.resources.timeout
+        self._alive: dict[str, float] = {}
+        """Time of the last report or start of each trial, while resources.timeout is set."""
         self._looked = 0.0
-        self._lost_nodes = LostNodes(
-            lambda node: self.notify(f"node {node} was lost; its trials start again on the other nodes")
-        )
-        self._places: dict[str, tuple[Any, str]] = {}
-        """Process of each trial, and the id of its node."""
+        self._nodes: ClusterNodes | None = None
         self.is_idle: Callable[[Trial], bool] = lambda trial: False
         """Whether a running trial has nothing to do, and therefore gives no sign of life."""
         self.on_start: Callable[[Trial], None] = lambda trial: None
@@ -101,9 +95,9 @@ class SearchCallback(tune.Callback):
             "is_idle",
             "on_start",
             "on_end",
-            "_lost_nodes",
+            "_nodes",
         )
-        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_watches": {}, "_places": {}}
+        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_alive": {}}
 
     def hedge(self, record: RoundRecord) -> None:
         """Record a complete round of Hedge."""
@@ -129,53 +123,27 @@ class SearchCallback(tune.Callback):
             return
         self._looked = time.monotonic()
         if answers:
-            self._lost_nodes.look(self._nodes())
-        for trial in list(self._started.values()) if answers else ():
-            if trial.status == Trial.RUNNING:
-                self._pass_on_notices(trial)
-                watch, _ = self._watches[trial.trial_id]
-                if self.is_idle(trial):
-                    watch.renew()
-                else:
-                    # Tune restarts a trial that is killed for its silence.
-                    watch.look(self.notify)
+            self._nodes = self._nodes or ClusterNodes(self.notify)
+            self._nodes.look()
+            self._end_silent_trials()
 
-    def _nodes(self) -> set[str]:
-        """Ids of the nodes on which trials run."""
-        for trial in self._started.values():
+    def _end_silent_trials(self) -> None:
+        """Kill the processes of trials that do not answer; Tune starts them again from their checkpoints."""
+        now, timeout = time.monotonic(), self._timeout
+        for name, trial in self._started.items() if timeout else ():
             actor = trial.temporary_state.ray_actor
-            if actor is not None and self._places.get(trial.trial_id, (None, ""))[0] is not actor:
-                record = actor_record(actor)
-                if record.get("State") == "ALIVE":
-                    self._places[trial.trial_id] = actor, record["Address"]["NodeID"]
-        return {
-            self._places[name][1]
-            for name, trial in self._started.items()
-            if trial.status == Trial.RUNNING and name in self._places
-        }
-
-    def _pass_on_notices(self, trial: Trial) -> None:
-        if trial.trial_id in self._watches:
-            watch, signs = self._watches[trial.trial_id]
-            for sentence in signs.news():
-                self.notify(f"{watch.who}: {sentence}")
-
-    def _watch(self, trial: Trial) -> tuple[Watch, Signs]:
-        """Watch of a trial. Signs of life: its rounds and the file that its process writes while waiting for actors."""
-        numbers = [index for index, _ in members(trial.trial_id, trial.config)]
-        folders = [expert_folder(self.folder, index) for index in numbers]
-        signs = Signs(signs_file(folders[0]))
-        signs.begin()
-        files = signs.file, *(folder.metrics for folder in folders)
-        who = f"trial {', '.join(map(str, numbers))}"
-        return Watch(who, WatchedActor(trial.temporary_state.ray_actor), self._silence, *files), signs
+            if actor is None or trial.status != Trial.RUNNING or self.is_idle(trial):
+                self._alive[name] = now
+            elif timeout and now > self._alive[name] + timeout:
+                self.notify(f"{_name(trial)} did not answer for {timeout:g} s (resources.timeout) and is started again")
+                self._alive[name] = now
+                ray.kill(actor)
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         self._enter(trial)
         self.on_start(trial)
         self._started[trial.trial_id] = trial
-        self._pass_on_notices(trial)
-        self._watches[trial.trial_id] = self._watch(trial)
+        self._alive[trial.trial_id] = time.monotonic()
         self._state(trial, "running")
 
     def _enter(self, trial: Trial) -> None:
@@ -199,7 +167,10 @@ class SearchCallback(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, result: RoundRecord, **info: Any
     ) -> None:
         self.lock.claim.check()
+        self._alive[trial.trial_id] = time.monotonic()
         self.warnings |= dict.fromkeys(result["warnings"])
+        for sentence in result["notices"]:
+            self.notify(f"{_name(trial)}: {sentence}")
         for record in self._records(result):
             index = record["expert"]
             # A trial that was restored from its checkpoint reports earlier rounds again.
@@ -226,7 +197,6 @@ class SearchCallback(tune.Callback):
         self._state(trial, "waiting")
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._pass_on_notices(trial)
         for index, _ in members(trial.trial_id, trial.config):
             self._complete(index)
 
@@ -259,7 +229,6 @@ class SearchCallback(tune.Callback):
             self._end(index, "finished")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._pass_on_notices(trial)
         # A trial may fail before it starts. It has a folder as well, since weights and losses are by number.
         self._enter(trial)
         for index, _ in members(trial.trial_id, trial.config):
@@ -276,7 +245,6 @@ class SearchCallback(tune.Callback):
     def _end(self, index: int, status: str) -> None:
         self.on_end(index)
         folder = expert_folder(self.folder, index)
-        signs_file(folder).unlink(missing_ok=True)
         if folder.exists:
             folder.update(status=status)
         self.loggers.end(index, status)
@@ -303,3 +271,8 @@ class SearchCallback(tune.Callback):
     def _state_of(self, index: int, text: str) -> None:
         if self.show:
             self.show.state(index, text)
+
+
+def _name(trial: Trial) -> str:
+    """Name of a trial for the user."""
+    return f"trial {', '.join(str(index) for index, _ in members(trial.trial_id, trial.config))}"

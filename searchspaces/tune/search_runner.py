@@ -17,12 +17,12 @@ from ray.tune.error import TuneError
 from ray.tune.experiment import Trial
 
 from hedgerow.algorithms.core.own_code import Surroundings
-from hedgerow.platform.actors.actor_pool import shutdown_idle
 from hedgerow.platform.actors.actor_room import say_unused_gpus
-from hedgerow.platform.actors.client_actor import LOST
-from hedgerow.platform.actors.placement import cpu_share, node_resources, trials_that_fit, wait_for_nodes
+from hedgerow.platform.actors.placement import cpu_share, trials_that_fit, wait_for_room
+from hedgerow.platform.actors.ray_coordinator import shutdown_idle
 from hedgerow.platform.actors.ray_health import RayHealth
-from hedgerow.platform.actors.session import gpus_of_nodes, ray_session
+from hedgerow.platform.actors.ray_transport import LOST
+from hedgerow.platform.actors.session import gpus_of_nodes, node_resources, ray_session
 from hedgerow.platform.actors.shared_data import share
 from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.common.servers import require_named
@@ -294,7 +294,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     shutdown_idle()
     dataset, partition = data
     here, search, resources = folder.path.absolute(), plan.search, plan.experiment.resources
-    wait_for_nodes(resources, client_actors(resources))
+    wait_for_room(resources, client_actors(resources))
     room = trials_that_fit(resources, client_actors(resources))
     check_shared(here, resources)
     say_unused_gpus(resources, gpus_of_nodes())

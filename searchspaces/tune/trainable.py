@@ -11,14 +11,15 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune import PlacementGroupFactory
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hedgerow.algorithms.core.own_code import Surroundings
-from hedgerow.platform.actors.client_actor import ActorSpec, RayExecutor
-from hedgerow.platform.actors.placement import bundles
+from hedgerow.platform.actors.actor_room import actor_resources
+from hedgerow.platform.actors.object_states import ObjectStates
+from hedgerow.platform.actors.ray_transport import ActorSpec, RayTransport
 from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.shared_folder import name_of, unshared
-from hedgerow.platform.actors.silence import Signs
-from hedgerow.platform.common.heartbeat import listen
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.config.resources import Resources
@@ -29,6 +30,7 @@ from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.state_store import MappedStates
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
@@ -119,7 +121,7 @@ class FederatedTrainable(tune.Trainable):
         self.dataset = opened(ray.get(shared.data))
         self.base = parse_experiment(shared.values)
         self.base_partition = Partition(**ray.get(shared.partition))
-        self.clients: RayExecutor | None = None
+        self.clients: RayTransport | None = None
         self._open(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -154,7 +156,8 @@ class FederatedTrainable(tune.Trainable):
         rounds = range(min(self.position, len(history)) - 1, -1, -1)
         evaluated = (record for i in rounds if "test_loss" in (record := history[i]))
         done = stopped or (run.done and self.position == run.round)
-        report = {"records": records, "warnings": run.warnings(), "done": done, COPIES: self.copies}
+        notices, self.notices[:] = list(self.notices), []
+        report = {"records": records, "warnings": run.warnings(), "notices": notices, "done": done, COPIES: self.copies}
         return {**next(evaluated, {}), "round": self.position, **report}
 
     def _run_new_rounds(self, stopped: bool) -> None:
@@ -244,12 +247,19 @@ class FederatedTrainable(tune.Trainable):
         self.barrier = None if together is None else RoundBarrier(barrier_file(self.shared.folder), numbers)
         partition = self._partition(experiments[0])
         experiments = [experiment.with_solved_noise(len(partition)) for experiment in experiments]
-        signs = Signs(signs_file(self.members[0].folder))
-        listen(signs.alive)
-        executor = self._executor(experiments, partition)
+        if hasattr(self, "coordinator"):
+            self.coordinator.executor.release_states()
+        transport, several_nodes = self._transport(experiments, partition), False
+        if transport is not None:
+            several_nodes = transport.several_nodes
         folders = [member.folder.checkpoints for member in self.members]
-        self.coordinator = build_coordinator(experiments, self.dataset, partition, executor, folders, self.shared.claim)
-        self.coordinator.on_notice = signs.notice
+        self.coordinator: Coordinator = build_coordinator(
+            *(experiments, self.dataset, partition, folders, self.shared.claim, transport),
+            parts=client_actors(experiments[0].resources),
+            make_store=ObjectStates if several_nodes else MappedStates,
+        )
+        self.notices: list[str] = []
+        self.coordinator.on_notice = self.notices.append
         for server, (_, overrides) in zip(self.coordinator.servers, members(self.trial_id, config), strict=True):
             server.counts_samples = self.shared.search.records
             server.noise = self._noise(overrides)
@@ -286,25 +296,25 @@ class FederatedTrainable(tune.Trainable):
         same = experiment.task.partition == self.base.task.partition and experiment.seed == self.base.seed
         return self.base_partition if same else build_partition(experiment, self.dataset)
 
-    def _executor(self, experiments: list[Experiment], partition: Partition) -> RayExecutor | None:
-        """Client actors in the trial's placement group; None: this process hosts the clients."""
-        resources, shared = experiments[0].resources, self.shared
-        actors = client_actors(resources)
+    def _transport(self, experiments: list[Experiment], partition: Partition) -> RayTransport | None:
+        """Transport to client actors in the trial's placement group; None: this process runs the clients."""
+        shared = self.shared
+        actors = client_actors(experiments[0].resources)
         if actors == 1:
             return None
         partition_ref = shared.partition if partition is self.base_partition else ray.put(vars(partition))
         spec = ActorSpec(experiments, shared.surroundings, shared.data, partition_ref)
-        signs = Signs(signs_file(self.members[0].folder))
-        if self.clients is None:
-            group = ray.util.get_current_placement_group()
-            assert group is not None, "Tune gives every trial its placement group"
-            # The last bundles: the first one, for this process, exists only if it reserves resources.
-            bundles = list(range(group.bundle_count - actors, group.bundle_count))
-            kinds = resources.kinds * actors
-            self.clients = RayExecutor(spec, group, bundles, signs, kinds, kinds)
-        else:
-            self.clients.signs = signs
+        if self.clients is not None:
             self.clients.load_run(spec)
+            return self.clients
+        group = ray.util.get_current_placement_group()
+        assert group is not None, "Tune gives every trial its placement group"
+        # The last bundles: the first one, for this process, exists only if it reserves resources.
+        bundles = range(group.bundle_count - actors, group.bundle_count)
+        places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) for bundle in bundles]
+        here, nodes = ray.get_runtime_context().get_node_id(), placement_group_table(group)["bundles_to_node_id"]
+        several_nodes = {here} != {nodes[bundle] for bundle in bundles}
+        self.clients = RayTransport(spec, actors, several_nodes, places)
         return self.clients
 
 
@@ -322,18 +332,13 @@ def barrier_file(folder: Path) -> Path:
     return folder / ".barrier"
 
 
-def signs_file(folder: RunFolder) -> Path:
-    """File in which the process of a trial gives signs of life. folder: run folder of its first expert."""
-    return folder.path / ".signs"
-
-
 def trial_resources(resources: Resources, share: float = 0.0) -> PlacementGroupFactory:
     """Resources of each trial: a bundle for its process and, with several client actors, one for each of them.
 
     share: total CPUs that a trial reserves when fewer trials are to run at once than would fit.
     """
     actors = client_actors(resources)
-    one = bundles(resources, resources.kinds)[0]
+    one = actor_resources(resources)
     if actors == 1:
         return PlacementGroupFactory([one | {"CPU": max(share, resources.cpus_per_actor)}])
     strategy = resources.placement.upper()

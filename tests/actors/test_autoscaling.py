@@ -102,12 +102,15 @@ def hedgerow(tmp_path: Path, address: str, **settings) -> subprocess.CompletedPr
 
 
 def test_a_demand_that_no_nodes_meet_is_refused_after_the_wait(scaling, tmp_path):
-    settings = {"actors": 1, "cpus_per_actor": 4, "wait": 3}
+    settings = {"actors": 1, "cpus_per_actor": 4}
+    (tmp_path / "sitecustomize.py").write_text(
+        "import hedgerow.platform.actors.placement as placement\nplacement.WAIT_SECONDS = 3.0\n"
+    )
     begun = time.monotonic()
     done = hedgerow(tmp_path, scaling, resources=settings)
     assert time.monotonic() > begun + 3
     assert done.returncode == 2
-    assert "waiting for nodes with room for 1 client actor, up to 3 s (resources.wait)" in done.stderr
+    assert "waiting for nodes with room for 1 client actor, up to 3 s" in done.stderr
     assert "1 client actor of 4 CPU and 0 GPU cannot be placed on this cluster, which has 0 CPUs" in done.stderr
 
 
@@ -115,7 +118,7 @@ def test_a_run_on_a_cluster_without_nodes_starts_them(scaling, tmp_path):
     settings = {"actors": 2, "cpus_per_actor": 1, "placement": "spread"}
     done = hedgerow(tmp_path, scaling, resources=settings)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "waiting for nodes with room for 2 client actors, up to 600 s (resources.wait)" in done.stderr
+    assert "waiting for nodes with room for 1 client actor, up to 600 s" in done.stderr
     assert "the nodes are there after" in done.stderr
     (folder,) = (tmp_path / "runs").glob("small-*")
     alone = run(small(tmp_path / "alone", resources=settings | {"executor": "ray"}))

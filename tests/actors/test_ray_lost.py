@@ -90,8 +90,7 @@ def test_a_run_ends_in_a_sentence_and_resumes(name, what, start, tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
     settings = {"rounds": 60, "engine__mode": "loop", "engine__chunk": "auto", "checkpoints__every": 3}
-    # However long it takes to start.
-    resources = {"resources__executor": "ray", "resources__silence": 1000}
+    resources = {"resources__executor": "ray"}
     experiment = small(tmp_path / "run" / "runs", algorithm__slow_file=str(slow), **resources, **settings)
     driver = start("run", dump_experiment(experiment), tmp_path / "run")
     killed = kill(driver, name, tmp_path / "run")
@@ -106,7 +105,7 @@ def test_a_run_ends_in_a_sentence_and_resumes(name, what, start, tmp_path):
 def test_a_search_ends_in_a_sentence_and_resumes(ray_here, start, tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
-    settings = {"rounds": 40, "search__pack": "off", "algorithm__slow_file": str(slow), "resources": {"silence": 1000}}
+    settings = {"rounds": 40, "search__pack": "off", "algorithm__slow_file": str(slow)}
     text = plan(tmp_path / "search" / "runs", **settings).dump()
     driver = start("search", text, tmp_path / "search")
     killed = kill(driver, "gcs_server", tmp_path / "search")

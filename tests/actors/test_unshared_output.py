@@ -17,7 +17,7 @@ from searches import plan
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import load_tree
 from hedgerow.platform.tracking.tracker import RunLog
 
@@ -50,7 +50,7 @@ def test_a_run_with_client_states_needs_no_shared_folder(nodes, output, tmp_path
         "engine__mode": "loop",
         "engine__chunk": "auto",
         "algorithm__slow_file": str(slow),
-        "resources": {"actors": 2, "min_actors": 2, "cpus_per_actor": 0.5, "gpus_per_actor": 1, "device": "cpu"},
+        "resources": {"actors": 2, "cpus_per_actor": 0.5, "gpus_per_actor": 1, "device": "cpu"},
     }
     experiment = small(output, **settings)
     (tmp_path / "file.yaml").write_text(dump_experiment(experiment))
@@ -69,19 +69,18 @@ def test_a_run_with_client_states_needs_no_shared_folder(nodes, output, tmp_path
     driver.send_signal(signal.SIGINT)
     assert driver.wait(timeout=60) == 130, (tmp_path / "log").read_text()
     slow.unlink()
-    # The states travel from the node and back to it.
     (folder,) = output.glob("small-*")
     command = [sys.executable, "-m", "hedgerow", "resume", str(folder), "--address", nodes.address, *TOYS]
     done = subprocess.run(command, cwd=SUPPORT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     data = check(experiment, None)
-    calm = build_coordinator([experiment], *data, inline_executor([experiment], *data, 2), [tmp_path / "calm"])
+    calm = build_coordinator([experiment], *data, [tmp_path / "calm"], parts=2)
     calm.advance(1e6)
     records = RunLog(folder / "metrics.jsonl").read()
     assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in calm.servers[0].history]
     (last,) = (folder / "checkpoints").glob("round-00000008")
     files = [sorted(where.glob("states-*")) for where in (last, tmp_path / "calm" / last.name)]
-    assert [len(one) for one in files] == [2, 1]
+    assert [len(one) for one in files] == [1, 1]
     states = [dict(read_clients(one)) for one in files]
     assert states[0].keys() == states[1].keys()
     assert all(identical(states[0][client], states[1][client]) for client in states[0])

@@ -385,8 +385,7 @@ def test_the_job_runs_an_experiment_that_can_be_submitted(tmp_path, monkeypatch)
     check_command([command[0], "experiment.yaml", *command[2:]], main, ships=False)
     (gpu,) = job["rayClusterSpec"]["workerGroupSpecs"]
     limits = gpu["template"]["spec"]["containers"][0]["resources"]["limits"]
-    per_gpu = experiment.resources.actors_per_gpu
-    assert per_gpu
+    per_gpu = int(1 / experiment.resources.gpus_per_actor)
     assert int(limits["cpu"]) >= per_gpu * int(limits["nvidia.com/gpu"]) * experiment.resources.cpus_per_actor
     # All workers are asked for, and all of them are used.
     assert experiment.resources.actors == gpu["maxReplicas"] * int(limits["nvidia.com/gpu"]) * per_gpu

@@ -12,11 +12,8 @@ from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
 from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
 from hedgerow.platform.actors.actor_room import actors_that_fit
-from hedgerow.platform.actors.placement import bundle_indices, bundles, reserved, strategy
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.config.resources import Resources, gpu_share
-from hedgerow.platform.runs.runner import run
+from hedgerow.platform.config.resources import Resources
 
 DIGITS = str(ROOT / "examples" / "digits_fedavg.yaml")
 MIXED = "1x(cpus=4,memory=16) + 2x(cpus=16,gpus=2,memory=64)"
@@ -61,26 +58,14 @@ def test_a_plan_reads_the_file_of_a_cluster_that_scales(tmp_path):
         parse_nodes(str(tmp_path / "launcher.yaml"))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 33])
-def test_so_many_actors_share_a_gpu_and_no_more(count):
-    resources = Resources(actors_per_gpu=count, cpus_per_actor=0)
-    assert actors_that_fit(resources, [{"GPU": 1.0}]) == count
-    # Ray adds shares up in ten-thousandths.
-    assert round(1e4 * resources.gpus_per_actor) * count <= 10_000
-    assert Resources.model_validate(resources.model_dump()) == resources
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         ({}, [0, 12, 0]),
         ({"placement": "spread"}, [4, 4, 4]),
         ({"placement": "spread", "cpus_per_actor": 2}, [2, 5, 5]),
-        ({"actors_per_gpu": 4}, [0, 8, 4]),
-        ({"actors_per_gpu": 4, "placement": "spread"}, [0, 6, 6]),
-        ({"actors_per_node": 4}, [4, 4, 4]),
-        ({"actors_per_node": 7}, [0, 7, 5]),
-        ({"actors_per_node": 6, "actors_per_gpu": 4}, [0, 6, 6]),
+        ({"gpus_per_actor": 0.25}, [0, 8, 4]),
+        ({"gpus_per_actor": 0.25, "placement": "spread"}, [0, 6, 6]),
         # Of 16 GB and of 64, three tenths are the object store's.
         ({"memory_mb": 4000, "placement": "spread"}, [2, 5, 5]),
         ({"memory_mb": 5000}, [0, 8, 4]),
@@ -88,59 +73,21 @@ def test_so_many_actors_share_a_gpu_and_no_more(count):
 )
 def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, expected):
     nodes = parse_nodes(MIXED)
-    placed = place(Resources(**settings), Resources(**settings).kinds * 12, nodes)
+    placed = place(Resources(**settings), 12, nodes)
     assert placed == expected
     for node, actors in zip(nodes, placed, strict=True):
         assert actors <= actors_that_fit(Resources(**settings), [node.resources])
 
 
-@pytest.mark.parametrize("strategy", ["pack", "spread"])
-def test_ray_is_asked_for_that_placement_and_the_plan_knows_its_room(strategy, ray_here):
-    resources = Resources(placement=strategy)
-    with reserved(resources, ["cpu", "cpu"]) as group:
-        assert ray.util.placement_group_table(group)["strategy"] == strategy.upper()
+def test_the_plan_knows_the_room_of_ray(ray_here):
     node = ray.nodes()[0]["NodeManagerAddress"]
-    text = plan(DIGITS, "--set", f"resources.placement={strategy}")
-    assert "4 client actors of 1 CPU and 0 GPU each" in text
+    text = plan(DIGITS, "--set", "resources.placement=spread")
+    assert "4 client actors of 1 CPU and 0 GPU each, spread over the nodes" in text
     assert f"│ 1 │ {node} │ 4 of 4 │ 4 of 4 │ 0 of 0 │" in text
 
 
-def test_so_many_actors_on_a_node_are_one_bundle_and_no_two_bundles_share_a_node():
-    resources = Resources(actors_per_node=2, cpus_per_actor=0.5, memory_mb=100)
-    assert bundles(resources, ["cpu"] * 5) == [{"CPU": 1, "memory": 2e8}] * 2 + [{"CPU": 0.5, "memory": 1e8}]
-    assert bundle_indices(resources, ["cpu"] * 5) == [0, 0, 1, 1, 2]
-    assert strategy(resources) == "STRICT_SPREAD"
-    # Beyond one, Ray reserves whole GPUs.
-    assert bundles(Resources(actors_per_node=6, actors_per_gpu=4), ["gpu"] * 6) == [{"CPU": 6, "GPU": 2}]
-    assert bundles(Resources(actors_per_node=3, actors_per_gpu=4), ["gpu"] * 3) == [{"CPU": 3, "GPU": 0.75}]
-    # The memory of an actor with a GPU is the GPU's.
-    assert bundles(Resources(memory_mb=100, actors_per_gpu=4), ["gpu"] * 2) == [{"CPU": 1, "GPU": 0.25}] * 2
-
-
-@pytest.mark.exhaustive("processes")
-def test_a_run_on_ray_has_its_actors_where_they_were_reserved(ray_here, tmp_path):
-    values = {
-        "name": "placed",
-        "rounds": 1,
-        "clients_per_round": 4,
-        "task": {
-            "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 4, "samples_per_client": 10},
-            "model": {"name": "logreg"},
-        },
-        "algorithm": {"name": "fedavg", "batch_size": 8},
-        "engine": {"mode": "loop"},
-        "resources": {"executor": "ray", "actors": 2, "actors_per_node": 2, "memory_mb": 500},
-        "tracking": {"enabled": False},
-        "output": str(tmp_path),
-    }
-    assert run(parse_experiment(values)).summary["rounds"] == 1
-    made = [group for group in ray.util.placement_group_table().values() if group["strategy"] == "STRICT_SPREAD"]
-    assert [list(group["bundles"].values()) for group in made] == [[{"CPU": 2.0, "memory": 1e9}]]
-
-
 def test_a_plan_tells_what_it_counts():
-    gpus = ("--set", "resources.actors_per_gpu=4", "--set", "resources.actors=10")
+    gpus = ("--set", "resources.gpus_per_actor=0.25", "--set", "resources.actors=10")
     text = plan(DIGITS, "--nodes", MIXED, *gpus)
     assert "10 client actors of 1 CPU and 0.25 GPU each, 4 per GPU, packed on as few nodes as possible" in text
     assert "│ 1 │ node 1 │ 0 of 0 │" in text
@@ -172,29 +119,6 @@ def test_the_plan_of_a_search_knows_how_many_of_its_trials_run_at_once(setting, 
     assert f"room for 36 concurrent trials of 1 client actor of 1 CPU and 0 GPU each; {run} run" in text
 
 
-def test_a_search_places_its_trials_itself():
-    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.actors_per_node=2", code=2)
-    assert "resources.actors_per_node is for single runs" in told
-    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", "resources.speeds=measured", code=2)
-    assert "resources.speeds is for single runs" in told
-    mixed = "resources={mixed: true, gpus_per_actor: 1}"
-    told = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--set", mixed, code=2)
-    assert "resources.mixed is for single runs" in told
-
-
-def test_a_plan_says_how_many_actors_of_each_kind_there_are():
-    nodes = ("--nodes", "2x(cpus=4,gpus=1,memory=16)+2x(cpus=3,memory=16)")
-    text = plan(DIGITS, *nodes, "--set", "resources={mixed: true, gpus_per_actor: 0.5, actors: 7}")
-    assert "4 client actors of 1 CPU and 0.5 GPU each, 2 per GPU and 3 client actors of 1 CPU and 0 GPU each" in text
-    assert "│ 2 │ node 1 │ 2 of 2 │ 2 of 4 │ 1 of 1 │" in text
-    assert "│ 1 │ node 3 │ 3 of 3 │ 3 of 3 │ 0 of 0 │" in text
-    assert "│ 1 │ node 4 │ 0 of 3 │ 0 of 3 │ 0 of 0 │" in text
-    kinds = "resources={mixed: [gpu, gpu, gpu, cpu], gpus_per_actor: 1, actors: 4, min_actors: 2}"
-    text = plan(DIGITS, *nodes, "--set", kinds)
-    assert "2 client actors of 1 CPU and 1 GPU each and 1 client actor of 1 CPU and 0 GPU" in text
-    assert "(more start when nodes join, up to 4)" in text
-
-
 LACKING = [
     (("resources.actors=37",), MIXED, "room for 36: not enough CPUs"),
     (("resources.gpus_per_actor=1", "resources.actors=5"), MIXED, "room for 4: not enough GPUs"),
@@ -205,15 +129,10 @@ LACKING = [
     (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "not enough memory on node 1"),
     (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "not enough memory on node 1"),
     (("resources.actors=20", "resources.memory_mb=5000"), MIXED, "not enough memory on node 1, node 2, node 3; lower"),
-    (("resources.actors_per_node=20",), MIXED, "not enough nodes with room for 20 client actors"),
-    (("resources.actors_per_node=2", "resources.placement=spread"), MIXED, "remove `placement: spread`"),
     ((), "4 nodes", "write groups such as 4x(cpus=16,gpus=2,memory=64)"),
     ((), "4x(cpus=16,gpu=2,memory=64)", "did you mean 'gpus'?"),
     ((), "4x(cpus=16)", "nodes.0.memory is missing"),
     ((), "absent.yaml", "--nodes absent.yaml: cannot be read"),
-    (("resources.actors_per_gpu=4", "resources.gpus_per_actor=0.5"), MIXED, "remove one of the two"),
-    (("resources={mixed: true, gpus_per_actor: 1, actors: 22}",), MIXED, "on the nodes without GPUs, which have 4 CP"),
-    (("resources={mixed: true, gpus_per_actor: 1}",), "2x(cpus=3,memory=16)", "needs a GPU, but no node has one"),
 ]  # fmt: skip
 
 
@@ -257,7 +176,3 @@ def test_what_was_not_measured_before_is_measured_here():
     text = plan(str(ROOT / "examples" / "digits_feddyn.yaml"), "--nodes", "1x(cpus=2,memory=16)", *settings)
     assert "measured here for the 5 clients of one actor, and" in text
     assert "for 1 exchange with 2 actors" in text
-
-
-def test_shares_of_a_gpu_are_rounded_down():
-    assert gpu_share(3) == 0.3333

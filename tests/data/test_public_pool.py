@@ -77,7 +77,7 @@ def test_without_public_samples_partitions_are_what_they_were():
 
 def test_everybody_draws_the_same_in_all_exchanges_of_a_round():
     partition = drawn(IID(clients=5))
-    worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).executor.worker
+    worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).worker
     specs = {name: BatchSpec(size=8, steps=3, split="public") for name in ("one", "two")}
 
     def rows(on="clients", clients=(0, 3, 4), key=(0, 1, 0), name="one"):
@@ -100,7 +100,7 @@ def test_everybody_draws_the_same_in_all_exchanges_of_a_round():
 
 def test_their_labels_are_hidden_from_steps():
     partition = drawn(IID(clients=5))
-    worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).executor.worker
+    worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).worker
     y = worker.samples["pool"].y.numpy()
     assert (y[partition.public] == -1).all()
     assert np.array_equal(y[partition.order], DATA.y_train[partition.order])

@@ -57,10 +57,10 @@ def experiment(name, hyper, model="toys.FrozenFirst", mode="vmap", **more):
 def done(tmp_path, *args, **kwargs):
     """(the learner after its rounds, the module of its worker)."""
     wanted = experiment(*args, **kwargs)
-    coordinator = build_coordinator([wanted], *build_data(wanted, None), None, [tmp_path])
+    coordinator = build_coordinator([wanted], *build_data(wanted, None), [tmp_path])
     while not coordinator.done:
         coordinator.next_round()
-    return coordinator.servers[0], coordinator.executor.worker.algorithms[0].task.module
+    return coordinator.servers[0], coordinator.worker.algorithms[0].task.module
 
 
 def without_clock(history):
@@ -120,7 +120,7 @@ def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
     after = after.model_copy(update={"seed": 6})
     values = after.model_dump(mode="json")
     values["task"]["teacher"] = {"run": str(finished.folder.path)}
-    coordinator = build_coordinator([parse_experiment(values)], *build_data(after, None), None, [tmp_path])
+    coordinator = build_coordinator([parse_experiment(values)], *build_data(after, None), [tmp_path])
     teacher = coordinator.servers[0].algorithm.task.teacher
     with torch.no_grad():
         assert torch.equal(teacher(x), expected)
@@ -158,7 +158,7 @@ def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
         lambda: hedgerow.load(folder.path).parameters,
         lambda: save_final_model(wanted, data[0], finished.parameters, tmp_path / "model", folder.constants),
         lambda: check(parse_experiment(taught), None),
-        lambda: build_coordinator([three], *data, None, [folder.checkpoints]).run_round(),
+        lambda: build_coordinator([three], *data, [folder.checkpoints]).run_round(),
     )
     three = wanted.model_copy(update={"rounds": 3})
     for attempt in attempts:
@@ -166,12 +166,12 @@ def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
             attempt()
 
     file.write_text("0.5")
-    coordinator = build_coordinator([three], *data, None, [folder.checkpoints])
+    coordinator = build_coordinator([three], *data, [folder.checkpoints])
     assert coordinator.run_round()[0]["round"] == 3
     # Another process has built another model.
     four = wanted.model_copy(update={"rounds": 4})
-    coordinator = build_coordinator([four], *data, None, [folder.checkpoints])
-    coordinator.executor.worker.algorithms[0].task.module.constants = "0" * 64
+    coordinator = build_coordinator([four], *data, [folder.checkpoints])
+    coordinator.worker.algorithms[0].task.module.constants = "0" * 64
     with pytest.raises(UserError, match=said):
         coordinator.run_round()
 

@@ -67,7 +67,7 @@ def test_initial_parameters_and_statistics_come_from_the_file(suffix, state, tmp
     model = {"name": "mode_models.make", "init": file}
     assert torch.equal(built(**model)[1].bias, torch.arange(8.0))
     wanted = experiment(model)
-    coordinator = build_coordinator([wanted], *build_data(wanted, None), None, [None])
+    coordinator = build_coordinator([wanted], *build_data(wanted, None), [None])
     server = coordinator.servers[0].state
     assert torch.equal(server["w"]["1.bias"], torch.arange(8.0))
     assert torch.equal(server["buffers"]["2.running_mean"], torch.full((8,), 0.25))

@@ -54,7 +54,7 @@ def experiment(model, algorithm="fedavg", mode="loop", buffers="average", client
 
 
 def coordinator_of(wanted, folder=None):
-    return build_coordinator([wanted], *build_data(wanted, None), None, [folder])
+    return build_coordinator([wanted], *build_data(wanted, None), [folder])
 
 
 def done(wanted, rounds=2):
@@ -142,7 +142,7 @@ def test_loop_and_vmap_agree(model, buffers):
     assert runs["loop"].plans()["train/clients"]["mode"] == "loop"
     assert runs["vmap"].plans()["train/clients"]["mode"] == "vmap"
     close(*(flatten(one.servers[0].state) for one in runs.values()))
-    states = [one.executor.worker.states[0].read(np.arange(6)) for one in runs.values()]
+    states = [one.executor.stores[0].read(np.arange(6)) for one in runs.values()]
     assert bool(flatten(states[0])) == (buffers == "local")
     close(*(flatten(state) for state in states))
     scores = [one.servers[0].history[-1] for one in runs.values()]
@@ -204,13 +204,13 @@ def test_local_statistics_are_those_of_the_clients_own_samples():
     server = coordinator.servers[0].state
     assert server.keys() == {"w"}
     close(flatten(server), {k: v for k, v in averaged.items() if k.startswith("w/")}, 0)
-    states = coordinator.executor.worker.states[0].read(np.arange(6))["buffers"]
+    states = coordinator.executor.stores[0].read(np.arange(6))["buffers"]
     means = states["2.running_mean"]
     assert len({tuple(row.tolist()) for row in means}) == 6
     torch.testing.assert_close(means.mean(0), averaged["buffers/2.running_mean"])
     # A client's own statistics continue in its next round.
     coordinator.next_round()
-    after = coordinator.executor.worker.states[0].read(np.arange(6))["buffers"]
+    after = coordinator.executor.stores[0].read(np.arange(6))["buffers"]
     assert (after["2.num_batches_tracked"] == 2 * states["2.num_batches_tracked"]).all()
 
 
@@ -319,7 +319,7 @@ def test_attention_is_torchs(options):
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
 def test_variants_that_run_together_are_those_that_run_alone(mode):
     variants = [experiment("NormedImages", mode=mode, hyper={"lr": lr}) for lr in (0.1, 0.05)]
-    together = build_coordinator(variants, *build_data(variants[0], None), None, [None, None])
+    together = build_coordinator(variants, *build_data(variants[0], None), [None, None])
     together.next_round()
     for server, alone in zip(together.servers, variants, strict=True):
         close(flatten(server.state), state_of(alone, 1))

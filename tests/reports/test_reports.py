@@ -137,15 +137,6 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     assert sent["per round"] == f"{sum(spent) / 14:.3g}"
 
 
-def test_the_page_shows_measured_speeds(runs):
-    run = read_all([str(runs[0].path)]).runs[0]
-    changes = [{"from_round": first, "speeds": speeds} for first, speeds in ((6, [1.0, 0.9]), (11, [0.54, 1.0]))]
-    for record, speeds in ((run.record, None), (run.record | {"speeds": changes}, "0.54 to 1, from round 11")):
-        one = replace(run, record=record)
-        found = {section.name: section for section in sections(ReportData(runs=[one]), group_by_seed([one])[0])}
-        assert first_row(found["time"].parts[-1]).get("speeds of actors") == speeds
-
-
 def test_the_page_names_the_runs_that_diverged(runs):
     one, other = (run for run in read_all([str(folder.path) for folder in runs[:2]]).runs)
     warned = replace(other, record=other.record | {"diverged": ["the run diverged: its test loss is inf in round 6"]})

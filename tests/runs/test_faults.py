@@ -20,6 +20,7 @@ from searches import one_after_the_other, plan
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime import server
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
@@ -148,7 +149,7 @@ def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_o
     assert [record["participants"] for record in numbers(finished)] == [12, 12, 11, 11, 11, 11]
     # The same as if it had been known beforehand, on one worker that nothing happens to.
     inline = small(tmp_path / "known", resources__executor="inline", **POISON)
-    known = build_coordinator([inline], *check(experiment, None), None, [tmp_path / "known"])
+    known = build_coordinator([inline], *check(experiment, None), [tmp_path / "known"])
     known.servers[0].quarantined = {5: 3}
     known.advance(1e6)
     learner = known.servers[0]
@@ -159,10 +160,11 @@ def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_o
 
 @pytest.mark.exhaustive("kills")
 @pytest.mark.usefixtures("ray_here")
-def test_with_more_poison_than_the_file_allows_the_run_ends_and_names_it(tmp_path):
-    message = r"round 3: these clients crash .* every time: 5; .*resources.max_quarantined, .* at most 0 of"
+def test_with_more_poison_than_is_left_out_the_run_ends_and_names_it(tmp_path, monkeypatch):
+    message = r"round 3: these clients crash .* every time: 5; fix the cause: at most 0% of the clients are left out"
+    monkeypatch.setattr(server, "MOST_QUARANTINED", 0.0)
     with pytest.raises(RuntimeError, match=message):
-        run(small(tmp_path, resources__actors=2, resources__max_quarantined=0.0, **POISON))
+        run(small(tmp_path, resources__executor="processes", resources__actors=2, **POISON))
     (folder,) = tmp_path.glob("small-*")
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 

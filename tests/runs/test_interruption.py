@@ -140,7 +140,7 @@ def test_two_signals_end_a_run_at_once(tmp_path):
     # The first round takes many minutes.
     command = started("run", written(tmp_path, "long", algorithm__epochs=10**5, **INLINE, **ENDLESS))
     (run,) = until(
-        command, lambda: [file.parent for file in tmp_path.glob("runs/*/run.json") if '"workers"' in file.read_text()]
+        command, lambda: [file.parent for file in tmp_path.glob("runs/*/run.json") if '"parts"' in file.read_text()]
     )
     for _ in range(2):
         time.sleep(0.5)

@@ -30,7 +30,7 @@ def test_a_driver_killed_at_a_random_round_resumes_to_the_same_end(tmp_path):
     for output in (calm, killed):
         output.mkdir()
         (output / "file.yaml").write_text(yaml.safe_dump({**FILE, "output": str(output / "runs")}))
-    calmly = ["resources.executor=inline", "resources.state_memory_mb=1"]
+    calmly = ["resources.executor=inline"]
     overrides = [word for setting in calmly for word in ("--set", setting)]
     # Meanwhile.
     inline = hedgerow("run", str(calm / "file.yaml"), *overrides, stdout=subprocess.DEVNULL)

@@ -34,7 +34,7 @@ def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, gpu
         model.update({"hidden": [32]} if "hidden" in model else {})
     resources = {"executor": "inline", "gpus_per_actor": gpus}
     experiment = parse_experiment(values | {"rounds": 2, "engine": engine, "resources": resources})
-    coordinator = build_coordinator([experiment], *check(experiment, None), None, [folder])
+    coordinator = build_coordinator([experiment], *check(experiment, None), [folder])
     for _ in range(rounds):
         coordinator.next_round()
     return {path: torch.as_tensor(leaf) for path, leaf in flatten(coordinator.servers[0].state).items()}

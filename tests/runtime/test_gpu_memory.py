@@ -7,9 +7,8 @@ from helpers import blobs, partition, run_inline, small_task
 
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.resources import Resources, gpu_share
+from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
-from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.process import CONTEXT, init_process, memory_fraction
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
@@ -19,13 +18,13 @@ DATA = blobs()
 @pytest.mark.parametrize("total", [8e9, 24e9, 80e9])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
 def test_all_who_share_a_gpu_have_room_beside_their_contexts(count, total):
-    fraction = memory_fraction(gpu_share(count), total)
+    fraction = memory_fraction(1 / count, total)
     assert count * (fraction * total + (CONTEXT if count > 1 else 0)) <= total
     assert fraction >= 0.5 / count - 1e-4
 
 
 def test_many_shares_of_a_small_gpu_are_not_empty():
-    assert memory_fraction(gpu_share(32), 8e9) == gpu_share(32) / 2
+    assert memory_fraction(1 / 32, 8e9) == 1 / 32 / 2
     assert memory_fraction(2, 8e9) == 1.0
 
 
@@ -44,13 +43,19 @@ def test_a_chunk_too_large_for_the_gpu_ends_the_measurement(tmp_path, monkeypatc
         tune_plan(EngineConfig(), None, Workload(8, steps=2), {"most": most}, measure)
 
 
-class OnGpu(Executor):
-    """Every answer comes from a worker that has held this many MB of a GPU."""
+class OnGpu:
+    """A transport to a worker whose answers say that it has held this many MB of a GPU."""
 
-    def _send(self, method, arguments, broadcasts=None, again=False):
-        answers = super()._send(method, arguments, broadcasts)
-        for partials in answers if method == "run" else ():
-            for partial in partials:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def wait(self, seconds):
+        answers = self.inner.wait(seconds)
+        for answer in answers:
+            for partial in answer.value if isinstance(answer.value, list) else ():
                 assert partial.gpu_peak_mb == 0
                 partial.gpu_peak_mb = 123.0
         return answers
@@ -59,7 +64,7 @@ class OnGpu(Executor):
 def test_the_peak_is_a_metric_of_the_rounds_and_without_a_gpu_there_is_none():
     clients = partition(np.full(3, 20), seed=0)
     calm, stamped = (run_inline(FedAvg, small_task(DATA), DATA, clients, {"batch_size": 8}) for _ in range(2))
-    stamped.executor = OnGpu(stamped.executor.experiments, stamped.executor.worker)
+    stamped.executor.transport = OnGpu(stamped.executor.transport)
     without, having = next(calm), next(stamped)
     assert "gpu_peak_mb" not in without
     assert having.pop("gpu_peak_mb") == 123.0

@@ -75,7 +75,7 @@ def coordinator(**algorithm):
         "tracking": {"enabled": False},
     }
     experiment = parse_experiment(values)
-    return build_coordinator([experiment], *check(experiment, None), None, [None])
+    return build_coordinator([experiment], *check(experiment, None), [None])
 
 
 def test_records_have_the_samples_of_a_round_only_if_asked():

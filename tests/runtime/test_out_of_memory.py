@@ -16,7 +16,7 @@ from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, ObjectsLost
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.tune.search_runner import search
@@ -118,7 +118,7 @@ def test_a_resumed_run_changes_its_plan_at_the_same_round(tmp_path, every):
 
 
 @pytest.mark.usefixtures("round_by_round")
-def test_a_worker_that_is_lost_later_repeats_rounds_under_the_plan_they_had(tmp_path, monkeypatch):
+def test_rounds_that_are_repeated_later_run_under_the_plan_they_had(tmp_path, monkeypatch):
     """The replay begins before round 3, whose chunk was halved: no earlier round runs under the smaller chunk."""
     limit, replayed, original = tmp_path / "limit", [], Executor.run
 
@@ -131,9 +131,7 @@ def test_a_worker_that_is_lost_later_repeats_rounds_under_the_plan_they_had(tmp_
             if replayed[-1] == lost_in and replayed.count(lost_in) == 1:
                 # There is room again, but the run does not go back to the larger chunk.
                 limit.unlink()
-                for states in self.worker.states:
-                    states.clear()
-                raise WorkerLost("lost")
+                raise ObjectsLost("lost")
             return original(self, exchanges)
 
         monkeypatch.setattr(Executor, "run", lose_worker)
@@ -144,7 +142,10 @@ def test_a_worker_that_is_lost_later_repeats_rounds_under_the_plan_they_had(tmp_
     calm, disturbed = run_with_limit("calm", 0), run_with_limit("disturbed", 5)
     assert same(calm, disturbed)
     assert min(replayed[replayed.index(5) :]) == 3
-    assert calm.folder.record()["notices"] == disturbed.folder.record()["notices"]
+    assert disturbed.folder.record()["notices"] == [
+        *calm.folder.record()["notices"],
+        "results were lost with their node (lost); the run continues from round 3",
+    ]
 
 
 def test_experts_of_a_trial_halve_their_chunk_together(tmp_path):
@@ -154,7 +155,7 @@ def test_experts_of_a_trial_halve_their_chunk_together(tmp_path):
         engine = chunks("train", chunk)
         experiments = [small(tmp_path, **INLINE, engine=engine, algorithm__lr=lr) for lr in (0.1, 0.2)]
         folders = [tmp_path / str(chunk) / name for name in ("000", "001")]
-        coordinator, notices = build_coordinator(experiments, *data, None, folders), []
+        coordinator, notices = build_coordinator(experiments, *data, folders), []
         coordinator.on_notice = notices.append
         while not coordinator.done:
             coordinator.run_round()
@@ -162,7 +163,7 @@ def test_experts_of_a_trial_halve_their_chunk_together(tmp_path):
 
     (halved, notices), (given, none) = start(4), start(2)
     assert (len(notices), len(none)) == (1, 0)
-    assert halved.executor.plans == given.executor.plans
+    assert halved.executor.plans.known == given.executor.plans.known
     for one, other in zip(halved.servers, given.servers, strict=True):
         first, second = ([{**record, "seconds": 0} for record in server.history] for server in (one, other))
         assert first == second

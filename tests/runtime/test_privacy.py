@@ -153,9 +153,9 @@ def test_two_workers_equal_one(tmp_path):
     made = experiment(tmp_path, "scaffold", engine={"mode": "vmap", "chunk": 3})
     data = check(made, None)
 
-    def trained(num_shards):
+    def trained(parts):
         worker = Worker(*worker_arguments([made], *data))
-        done = SingleRun(build_servers([made], *data), worker, [None], num_shards)
+        done = SingleRun(build_servers([made], *data), worker, [None], parts)
         list(done)
         return done.server["w"]
 

@@ -1,4 +1,4 @@
-"""Clients that crash their process are left out, up to the share that the experiment file allows."""
+"""Clients that crash their process are left out, up to a tenth of the population."""
 
 import pytest
 from families import INLINE
@@ -6,24 +6,25 @@ from ray_runs import small
 
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.server import MOST_QUARANTINED
 
 
-def server(tmp_path, allowed):
-    experiment = small(tmp_path, resources__max_quarantined=allowed, participation=1.0, **INLINE)
-    return build_coordinator([experiment], *check(experiment, None), None, [tmp_path / "run"]).servers[0]
+def server(tmp_path):
+    experiment = small(tmp_path, participation=1.0, **INLINE)
+    return build_coordinator([experiment], *check(experiment, None), [tmp_path / "run"]).servers[0]
 
 
 def test_one_client_too_many_ends_the_run_and_names_them(tmp_path):
-    one = server(tmp_path, allowed=0.1)
-    share = int(0.1 * one.population)
+    one = server(tmp_path)
+    share = int(MOST_QUARANTINED * one.population)
     for client in range(share):
         one.quarantine(client)
-    with pytest.raises(RuntimeError, match=rf"round 1: .* {', '.join(map(str, range(share + 1)))}; .* 0\.1 "):
+    with pytest.raises(RuntimeError, match=rf"round 1: .* {', '.join(map(str, range(share + 1)))}; .* at most 10% of"):
         one.quarantine(share)
 
 
 def test_from_the_next_round_on_it_takes_no_part(tmp_path):
-    one = server(tmp_path, allowed=0.5)
+    one = server(tmp_path)
     one.quarantine(2)
     (exchange, *_) = next(one.run_round())
     assert exchange.clients.tolist() == [client for client in range(one.population) if client != 2]

@@ -40,7 +40,7 @@ def values(validation=None, algorithm=None, partition=None, **settings):
 
 def records(spec, **more):
     experiment = parse_experiment({**spec, **more})
-    coordinator = build_coordinator([experiment], *check(experiment, None), None, [None])
+    coordinator = build_coordinator([experiment], *check(experiment, None), [None])
     while not coordinator.done:
         coordinator.next_round()
     return [
@@ -189,7 +189,7 @@ def test_runs_on_one_or_two_actors_and_resumed_runs_agree(tmp_path):
     experiment = parse_experiment(spec)
     folder = Path(tmp_path) / "resumed"
     for rounds in (1, 3):
-        coordinator = build_coordinator([experiment], *check(experiment, None), None, [folder])
+        coordinator = build_coordinator([experiment], *check(experiment, None), [folder])
         while coordinator.round < rounds:
             coordinator.run_round()
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in coordinator.servers[0].history]

@@ -32,9 +32,9 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.schedule_section import Schedule
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.runs.runner import run
-from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_data, check_task
 from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.shards import ObjectsLost
 from hedgerow.platform.schedules.events import COUNT, EventQueue, Flight, groups
 from hedgerow.platform.schedules.stale_round import stale_round
 
@@ -281,7 +281,7 @@ def whole(mode="loop", **sections):
     wanted = parse_experiment(values | sections)
     data = build_data(wanted, None)
     check_task(wanted, *data)
-    coordinator = build_coordinator([wanted], *data, None, [None])
+    coordinator = build_coordinator([wanted], *data, [None])
     while not coordinator.done:
         coordinator.next_round()
     return coordinator.servers[0]
@@ -350,7 +350,7 @@ def test_loop_and_vmap_agree():
 
 def test_several_shares_of_the_work_see_the_same_events():
     one, three = inline(**SETTINGS), inline(**SETTINGS)
-    three.executor = Executor(three.executor.experiments, three.executor.worker, 3)
+    three.executor.parts = 3
     for record, other in zip(list(one), list(three), strict=True):
         names = [name for name in record if name.startswith(("staleness", "simulated"))]
         assert [record[name] for name in names] == [other[name] for name in names]
@@ -370,7 +370,8 @@ def test_a_run_returns_to_an_earlier_checkpoint(tmp_path):
     run.save()
     for _ in range(3):
         next(run)
-    run._replay_to_here()
+    run._go_back(ObjectsLost("lost"))
+    assert run.round == 3
     list(run)
     assert identical(model(calm), model(run))
 

@@ -19,6 +19,7 @@ from toys import Stateful
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Checkpoints, Evaluation
+from hedgerow.platform.runtime.state_store import MappedStates
 from hedgerow.platform.storage import atomic_file as files
 from hedgerow.platform.storage import checkpoint
 from hedgerow.platform.storage.atomic_file import write_whole
@@ -79,10 +80,15 @@ def flip(file: Path, bit: int | None = None) -> None:
     aside.replace(file)
 
 
+def cut(file: Path) -> None:
+    """Remove the last byte of a file."""
+    file.write_bytes(file.read_bytes()[:-1])
+
+
 def written(parent: Path, round: int, value: float = 0.0, history: History | None = None) -> Path:
     """A checkpoint without client states."""
     server = {"w": {"a": torch.full((3,), value)}}
-    return write_checkpoint(parent / f"round-{round:08d}", server, {"round": round}, lambda aside: None, history)
+    return write_checkpoint(parent / f"round-{round:08d}", server, {"round": round}, lambda aside: {}, history)
 
 
 def records(first: int, last: int) -> list[dict]:
@@ -105,7 +111,7 @@ def test_no_flipped_bit_and_no_zeroed_half_is_used_without_a_word(saved):
     (log,) = saved.glob("records-*.jsonl")
     rng = random.Random(0)
     tensors = sorted(bad.glob("*.safetensors"))
-    assert [file.name for file in tensors] == ["server.safetensors", "states-0000.safetensors"]
+    assert [file.name for file in tensors] == ["server.safetensors", "states-00000000.safetensors"]
     # The records of rounds 3 and 4 belong to the newer checkpoint alone.
     older = read_progress(good)
     begin = json.loads((good / "progress.json").read_text())["content"]["history"]["bytes"]
@@ -132,10 +138,10 @@ def test_no_flipped_bit_and_no_zeroed_half_is_used_without_a_word(saved):
 def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "checkpoints")
     _, bad = checkpoints(tmp_path / "checkpoints")
-    flip(bad / "states-0000.safetensors")
+    flip(bad / "states-00000000.safetensors")
     run = start(tmp_path / "checkpoints")
     assert run.round == 2
-    reason = "states-0000.safetensors does not match its SHA-256"
+    reason = "states-00000000.safetensors does not match its SHA-256"
     assert run.warnings() == [f"the checkpoint {bad} is damaged ({reason}) and is skipped"]
     left_after(run, 4, 6)
     calm = start(None)
@@ -146,19 +152,19 @@ def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp
     assert [folder.name for folder in checkpoints(tmp_path / "checkpoints")] == ["round-00000004.2", "round-00000006"]
 
 
-def test_damage_that_comes_after_the_check_is_found_where_the_states_are_used(saved, tmp_path):
+def test_damage_that_comes_after_the_check_is_found_where_the_states_are_used(saved, tmp_path, monkeypatch):
     shutil.copytree(saved, tmp_path / "checkpoints")
-    run = start(tmp_path / "checkpoints")
     _, bad = checkpoints(tmp_path / "checkpoints")
-    load_states = run.executor.load_states
+    load = MappedStates.load
 
-    def damaged_meanwhile(expert, folder):
+    def damaged_meanwhile(self, folder):
         if folder == bad:
-            flip(bad / "states-0000.safetensors")
-        load_states(expert, folder)
+            flip(bad / "states-00000000.safetensors")
+        load(self, folder)
 
-    run.executor.load_states = damaged_meanwhile
-    run.reload()
+    monkeypatch.setattr(MappedStates, "load", damaged_meanwhile)
+    run = start(tmp_path / "checkpoints")
+    monkeypatch.undo()
     assert run.round == 2
     assert len(run.warnings()) == 1
     list(run)
@@ -170,7 +176,7 @@ def test_damage_that_comes_after_the_check_is_found_where_the_states_are_used(sa
 def test_damaged_checkpoints_do_not_count_among_those_that_are_kept(tmp_path):
     for round in (10, 20):
         written(tmp_path, round)
-    flip(tmp_path / "round-00000020" / "server.safetensors")
+    cut(tmp_path / "round-00000020" / "server.safetensors")
     prune(tmp_path, 1)
     assert latest_checkpoint(tmp_path) == (tmp_path / "round-00000010", ["round-00000020"])
     # A run that went back to round 10 is not at round 20 any more.
@@ -178,7 +184,7 @@ def test_damaged_checkpoints_do_not_count_among_those_that_are_kept(tmp_path):
     prune(tmp_path, 1, newest)
     assert checkpoints(tmp_path) == [newest]
     # The same where nothing was left to go back to.
-    flip(newest / "server.safetensors")
+    cut(newest / "server.safetensors")
     newest = written(tmp_path, 5)
     prune(tmp_path, 1, newest)
     assert checkpoints(tmp_path) == [newest]
@@ -192,7 +198,7 @@ def test_the_best_checkpoint_is_kept_in_addition_to_the_newest_ones(tmp_path):
     prune(tmp_path, 1, rounds[15], best=15)
     assert checkpoints(tmp_path) == [rounds[10], rounds[15]]
     # One that is damaged, or that belongs to an abandoned course, is no best one.
-    flip(rounds[10] / "server.safetensors")
+    cut(rounds[10] / "server.safetensors")
     prune(tmp_path, 1, rounds[15], best=10)
     assert checkpoints(tmp_path) == [rounds[15]]
     newest = written(tmp_path, 12)
@@ -210,36 +216,6 @@ def test_large_checkpoints_are_not_read_again_to_prune(tmp_path, monkeypatch):
     assert len(checkpoints(tmp_path)) == 2
 
 
-def test_checkpoints_of_earlier_versions_are_read_with_a_word(tmp_path):
-    calm = start(None)
-    for _ in range(3):
-        next(calm)
-    state = calm.servers[0].state_dict()
-    folder = tmp_path / "round-00000003"
-    folder.mkdir()
-    save_tree(state["server"], folder / "server.safetensors")
-    calm.executor.save_states(0, folder, 3)
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    branches = [key for key, child in state["server"].items() if child == {}]
-    rest = {"history": list(calm.servers[0].history), "empty_branches": branches, "files": sizes}
-    (folder / "progress.json").write_text(json.dumps(state["progress"] | rest))
-    (told,) = checkpoint_warnings(tmp_path)
-    assert told == (
-        f"the checkpoint {folder} was written by an earlier version, without SHA-256, and cannot be verified"
-    )
-    run = start(tmp_path)
-    assert run.round == 3
-    list(run)
-    run.save()
-    list(calm)
-    assert identical(flatten(run.server), flatten(calm.server))
-    assert clockless(run) == clockless(calm)
-    # What could be found before is found still.
-    states = folder / "states-0000.safetensors"
-    states.write_bytes(states.read_bytes()[:-1])
-    assert flaw(folder) == "states-0000.safetensors is truncated"
-
-
 # ---- errors that may pass, and other processes -----------------------------------------------------------------------
 
 
@@ -255,8 +231,8 @@ def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):
         "prune": lambda: prune(parent, 1, newest),
         "flaw": lambda: flaw(newest),
         "read": lambda: read_checkpoint(newest),
-        "states": lambda: list(read_states(newest, lambda ids: ids >= 0)),
-        "reload": run.reload,
+        "states": lambda: list(read_states(newest)),
+        "load": lambda: run.load_newest(0, parent),
     }
     for name, action in actions.items():
         with no_more_files(), pytest.raises(UserError) as caught:
@@ -277,8 +253,8 @@ def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):
 def test_a_checkpoint_that_was_deleted_for_a_newer_one_is_not_called_damaged(saved, tmp_path, monkeypatch):
     parent = tmp_path / "checkpoints"
     shutil.copytree(saved, parent)
-    other, stat = start(parent), Path.stat
-    monkeypatch.setattr(checkpoint, "_stamps", lambda folder, real=checkpoint._stamps: (go_on(folder), real(folder))[1])
+    other = start(parent)
+    monkeypatch.setattr(checkpoint, "_marker", lambda folder, real=checkpoint._marker: (go_on(folder), real(folder))[1])
 
     def go_on(folder):
         """Another process saves, and deletes the one that is being read."""
@@ -290,18 +266,11 @@ def test_a_checkpoint_that_was_deleted_for_a_newer_one_is_not_called_damaged(sav
 
     run = start(parent)
     assert (run.round, run.warnings()) == (6, [])
-    # The folder goes between a look at its entries and one at its files.
+    # The folder goes before its files are looked at.
     folder = parent / "round-00000006"
-
-    def gone(path, **options):
-        if path.parent == folder:
-            folder.rename(tmp_path / "gone")
-        return stat(path, **options)
-
-    monkeypatch.setattr(Path, "stat", gone)
+    folder.rename(tmp_path / "gone")
     with pytest.raises(DamagedCheckpoint, match=r"progress\.json is missing"):
         read_checkpoint(folder)
-    monkeypatch.undo()
     assert start(parent).warnings() == []
 
 

@@ -38,9 +38,10 @@ def uri(folder: Path) -> str:
 def checkpoint(folder: Path, round: int) -> None:
     """One with two files of client states."""
 
-    def states(aside: Path) -> None:
+    def states(aside: Path) -> dict:
         for part in (0, 1):
             save_tree({"of": torch.tensor([round, part])}, aside / f"states-{part:04d}.safetensors")
+        return {}
 
     server, found = {"w": {"a": torch.full((3,), float(round))}}, latest_checkpoint(folder / "checkpoints")
     history = read_checkpoint(found[0])[1]["history"] if found else History()
@@ -251,7 +252,7 @@ def test_a_driver_killed_outright_goes_on_elsewhere(tmp_path):
     (copied,) = (tmp_path / "killed").iterdir()
     assert f"copy: {uri(copy)}" in result.output
     calm = load_experiment(file)
-    undisturbed = build_coordinator([calm], *check(calm, None), None, [tmp_path / "calm"])
+    undisturbed = build_coordinator([calm], *check(calm, None), [tmp_path / "calm"])
     undisturbed.advance(math.inf)
     records, parameters = outcome(copied)
     assert records == [{k: v for k, v in r.items() if k != "seconds"} for r in undisturbed.servers[0].history]

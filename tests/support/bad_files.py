@@ -318,58 +318,12 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "executor",
         add("resources: {executor: rya}"),
-        (":19: resources.executor must be auto, ray or inline, not 'rya'", "'ray'?"),
-    ),
-    ("speeds", add("resources: {speeds: measurd}"), (":19: resources.speeds must be equal or measured or a list",)),
-    (
-        "speeds without actors",
-        add("resources: {speeds: [{from_round: 6, speeds: [1, 0.5]}]}"),
-        (":19: resources: a list of `speeds` needs a number of `actors`",),
+        (":19: resources.executor must be auto, inline, processes or ray, not 'rya'", "'ray'?"),
     ),
     (
-        "speed of zero",
-        add("resources: {actors: 2, speeds: [{from_round: 6, speeds: [1, 0]}]}"),
-        (":19: resources.speeds.0.speeds.1 must be greater than 0, not 0",),
-    ),
-    (
-        "kind of actor",
-        add("resources: {actors: 2, gpus_per_actor: 1, mixed: [gpu, tpu]}"),
-        (":19: resources.mixed.1 must be gpu or cpu, not 'tpu'",),
-    ),
-    (
-        "mixed without GPUs",
-        add("resources: {mixed: true}"),
-        (":19: resources: `mixed` adds client actors without a GPU", "set `gpus_per_actor`"),
-    ),
-    (
-        "mixed inline",
-        add("resources: {mixed: true, gpus_per_actor: 1, executor: inline}"),
-        (":19: resources: `mixed` needs client actors, but `executor: inline` has none",),
-    ),
-    (
-        "mixed without CPUs",
-        add("resources: {mixed: true, gpus_per_actor: 1, cpus_per_actor: 0}"),
-        (":19: resources: `mixed` needs `cpus_per_actor` above 0",),
-    ),
-    (
-        "mixed with fewer actors",
-        add("resources: {mixed: true, gpus_per_actor: 1, actors: 3, min_actors: 1}"),
-        (":19: resources: `min_actors` needs the kind of each client actor", "a list such as [gpu, cpu]"),
-    ),
-    (
-        "kinds of actors",
-        add("resources: {mixed: [gpu], gpus_per_actor: 1, actors: 3}"),
-        (":19: resources: `mixed` lists 1 client actors, but `actors` is 3; remove `actors`",),
-    ),
-    (
-        "no kinds of actors",
-        add("resources: {mixed: [], gpus_per_actor: 1}"),
-        (":19: resources: `mixed` names no client actor of kind gpu",),
-    ),
-    (
-        "kinds without a GPU",
-        add("resources: {mixed: [cpu], gpus_per_actor: 1, actors: 1}"),
-        (":19: resources: `mixed` names no client actor of kind gpu",),
+        "a key of another framework",
+        add("resources: {gpus_per_actr: 1}"),
+        (":19: resources.gpus_per_actr is not a known key; did you mean 'gpus_per_actor'?",),
     ),
     ("actors", add("resources: {actors: autoo}"), (":19: resources.actors must be a whole number or auto", "'auto'?")),
     (

@@ -22,8 +22,9 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import Coordinator
-from hedgerow.platform.runtime.executor import Executor
+from hedgerow.platform.runtime.launch import build_executor
 from hedgerow.platform.runtime.server import FederatedServer
+from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.history import RoundRecord
 
@@ -124,8 +125,9 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
 class PackRun(Coordinator):
     """Rounds of several servers on one worker: an iterator that yields their records by number."""
 
-    def __init__(self, servers: list[FederatedServer], worker: Worker, folders: list[Any], num_shards: int = 1):
-        super().__init__(servers, Executor([server.experiment for server in servers], worker, num_shards), folders)
+    def __init__(self, servers: list[FederatedServer], worker: Worker, folders: list[Any], parts: int = 1):
+        self.worker = worker
+        super().__init__(servers, build_executor(servers, InProcess(lambda: worker), parts), folders)
 
     def __iter__(self) -> Self:
         return self
@@ -148,8 +150,15 @@ class SingleRun(PackRun):
 
     @property
     def states(self) -> Any:
-        """The client states of its only worker."""
-        return self.executor.worker.states[0]
+        """The client states: `read` stacks those of some clients."""
+        return self.executor.stores[0] or NoStates()
+
+
+class NoStates:
+    """The states of clients that keep none."""
+
+    def read(self, clients: np.ndarray) -> dict[str, Any]:
+        return {}
 
 
 def objective(**values: Any) -> Any:

@@ -26,7 +26,7 @@ FILE = {
     "algorithm": {"name": "toys.Stateful", "batch_size": 8},
     "engine": {"mode": "vmap", "chunk": 2},
     # A client state takes 3 kB: three states are kept in memory, the others in a file.
-    "resources": {"actors": 1, "state_memory_mb": 0.01},
+    "resources": {"actors": 1},
     "checkpoints": {"every": 7},
     "tracking": {"enabled": False},
 }

@@ -244,7 +244,7 @@ def test_a_coordinator_on_ray_writes_nothing_once_its_run_was_taken_over(tmp_pat
 def test_the_rounds_of_another_process_stay_when_this_one_was_suspended_in_a_write(tmp_path):
     wanted = small(tmp_path, **INLINE)
     with RunLock(tmp_path) as lock:
-        coordinator = build_coordinator([wanted], *check(wanted, None), None, [tmp_path / "checkpoints"], lock.claim)
+        coordinator = build_coordinator([wanted], *check(wanted, None), [tmp_path / "checkpoints"], lock.claim)
         coordinator.run_round()
         coordinator.save()
         save_states = coordinator.executor.save_states

@@ -75,7 +75,7 @@ DATA = blobs(samples=160)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)
 
 
-def run(mode=("vmap", 3), rounds=3, num_shards=1, folder=None, **settings):
+def run(mode=("vmap", 3), rounds=3, parts=1, folder=None, **settings):
     """Rounds of FedAvg. settings: of the slots, and `simulation`."""
     from hedgerow.platform.config.system_heterogeneity import Simulation
 

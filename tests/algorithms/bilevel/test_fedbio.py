@@ -215,11 +215,11 @@ def test_a_client_that_diverges_is_left_out_of_the_round(name):
     """Of its later exchanges, too; the others go on."""
     change = {"u_at": "t+1"} if name == "fedbio" else {}
     runs = on_blobs(name, rounds=3, mode=("loop", 1), **change)
-    data = runs.executor.worker.samples["clients"]
+    data = runs.worker.samples["clients"]
     # A copy, in which a sample of the last client is no number.
     poisoned = data.x.clone()
     poisoned[data.order[data.shares["train"].offsets[4]]] = float("nan")
-    runs.executor.worker.samples["clients"] = type(data)(poisoned, data.y, data.prepare, data.order, data.shares)
+    runs.worker.samples["clients"] = type(data)(poisoned, data.y, data.prepare, data.order, data.shares)
     records = list(runs)
     assert all(np.isfinite(leaf.numpy()).all() for leaf in flatten(runs.server).values())
     assert sum(record["dropped"] for record in records) > 0

@@ -44,7 +44,6 @@ from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import apply_override, dump_experiment, load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
-from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.ui.explained_experiment import complete
 from hedgerow.searchspaces.spaces.space import value_at, with_overrides
@@ -75,7 +74,7 @@ def clockless(records):
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd", "feddyn", "scaffold", "fedsplit"])
 def test_empty_slots_change_no_bit(name, mode):
     bare, slotted = run(name, mode), run(name, mode)
-    (learner,), worker = slotted.servers, slotted.executor.worker
+    (learner,), worker = slotted.servers, slotted.worker
     learner.algorithm = Slotted(learner.algorithm, slots_of({}))
     worker.algorithms = [Slotted(worker.algorithms[0], slots_of({}))]
     assert clockless(bare) == clockless(slotted)
@@ -213,7 +212,7 @@ def test_transforms_in_a_loop_are_those_under_vmap(name):
 @pytest.mark.parametrize("name", COVERED)
 def test_transforms_on_three_workers_are_those_on_one(name):
     one, three = run(name, transforms=CLIP_AND_TOP), run(name, transforms=CLIP_AND_TOP)
-    three.executor = Executor(three.executor.experiments, three.executor.worker, 3)
+    three.executor.parts = 3
     list(one), list(three)
     assert distance(flatten(one.server), flatten(three.server)) < 1e-6
 
@@ -274,10 +273,10 @@ def test_a_transform_does_not_hide_that_a_client_diverged():
 
     for mode in (LOOP, VMAP):
         done = run(Diverges, mode, rounds=1)
-        algorithms = [done.servers[0].algorithm, done.executor.worker.algorithms[0]]
+        algorithms = [done.servers[0].algorithm, done.worker.algorithms[0]]
         slots = slots_of({}).model_copy(update={"transforms": [Hiding()]})
         done.servers[0].algorithm = Slotted(algorithms[0], slots)
-        done.executor.worker.algorithms = [Slotted(algorithms[1], slots)]
+        done.worker.algorithms = [Slotted(algorithms[1], slots)]
         (record,) = list(done)
         assert record["dropped"] == 1
 
@@ -367,7 +366,7 @@ def optimality(kind, rounds, transform):
         kind, problem.task, problem.dataset, problem.partition, own, rounds=rounds, engine=EngineConfig(mode="loop")
     )
     slots = slots_of({}).model_copy(update={"transforms": [transform]})
-    (learner,), worker = done.servers, done.executor.worker
+    (learner,), worker = done.servers, done.worker
     learner.algorithm = Slotted(learner.algorithm, slots)
     worker.algorithms = [Slotted(worker.algorithms[0], slots)]
     list(done)

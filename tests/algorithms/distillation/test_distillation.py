@@ -280,7 +280,7 @@ def test_a_step_of_feddf_goes_from_the_average_towards_the_mean_logits():
     assert distance(students["w"], mean) < 1e-6
 
     run_ = run("feddf", **own)
-    samples = run_.executor.worker.samples["pool"]
+    samples = run_.worker.samples["pool"]
     streams = samples.streams(pool.batches, (0, 1, 9), pool.clients)
     data = ClientData(samples.x, samples.y, samples.prepare, {k: (i[0], m[0]) for k, (i, m) in streams.items()}, False)
     learnt, _, _ = one.fuse(one.hyper, pool.broadcast, {}, data)

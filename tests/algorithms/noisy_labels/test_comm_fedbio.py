@@ -168,7 +168,7 @@ def test_focus_weighs_by_samples_and_credibilities():
     """A round by hand: E_m is the server's model on the client's samples plus the client's on the server's."""
     section = {**BASELINES["focus"], "batch_size": None, "alpha": 2.0}
     runs = noisy(section, rounds=1)
-    task, samples = runs.servers[0].algorithm.task, runs.executor.worker.samples["clients"]
+    task, samples = runs.servers[0].algorithm.task, runs.worker.samples["clients"]
     config = runs.servers[0].experiment.task.partition
     clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     start, own = runs.server["w"], torch.from_numpy(clients.rows("validation"))

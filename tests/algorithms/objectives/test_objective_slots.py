@@ -100,7 +100,7 @@ def test_an_objective_that_is_the_tasks_loss_changes_no_bit(method, engine):
     runs = [run_inline(method, small_task(data), data, clients, {"batch_size": 8}, **settings) for _ in range(2)]
     # The second run with the objective in the slot.
     own, plain = Slots(objective=Counting(kind="counting")), runs[1].servers[0]
-    worker = Worker([Slotted(runs[1].executor.worker.algorithms[0], own)], data, clients, 0)
+    worker = Worker([Slotted(runs[1].worker.algorithms[0], own)], data, clients, 0)
     learner = FederatedServer(plain.experiment, Slotted(plain.algorithm, own), clients, len(data.y_test))
     runs[1] = SingleRun([learner], worker, [None])
     records = [list(one) for one in runs]

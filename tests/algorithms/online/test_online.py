@@ -39,7 +39,7 @@ def learnt(values: dict | list[dict]) -> Coordinator:
     several = values if isinstance(values, list) else [values]
     experiments = [parse_experiment(one) for one in several]
     dataset, partition = build_data(experiments[0], None)
-    coordinator = build_coordinator(experiments, dataset, partition, None, [Path("not-saved")] * len(several))
+    coordinator = build_coordinator(experiments, dataset, partition, [Path("not-saved")] * len(several))
     for _ in range(several[0]["rounds"]):
         coordinator.next_round()
     return coordinator
@@ -100,7 +100,7 @@ def test_nobody_looks_at_test_samples_or_at_tasks_to_come(name):
         x[hidden] = np.random.default_rng(task).integers(0, 17, x[hidden].shape)
     models = []
     for data in (dataset, replace(dataset, x_train=x)):
-        coordinator = build_coordinator([experiment], data, partition, None, [Path("not-saved")])
+        coordinator = build_coordinator([experiment], data, partition, [Path("not-saved")])
         models.append([coordinator.next_round() and final(coordinator) for _ in range(3)][-1])
     assert identical(*models)
 

@@ -54,7 +54,7 @@ def done(*args, **settings):
 
 
 def states_of(run):
-    return run.states.read(CLIENTS, lasting=True)
+    return run.states.read(CLIENTS)
 
 
 def close(a, b, tolerance=1e-5):

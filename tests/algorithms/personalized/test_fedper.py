@@ -40,7 +40,7 @@ def done(*args, **settings):
 
 def client_models(run):
     """The model of each client, as it is scored."""
-    own = run.states.read(ALL, lasting=True).get("own", {})
+    own = run.states.read(ALL).get("own", {})
     return [{**model(run), **{name: leaf[k] for name, leaf in own.items()}} for k in range(6)]
 
 

@@ -25,7 +25,6 @@ from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.validation_samples import hold_back_shares
-from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -171,9 +170,7 @@ def run(
     hosted, driven = one(), one()
     spec = experiment(hosted.inner.hyper, rounds=rounds, seed=seed, engine=EngineConfig(mode=mode[0], chunk=mode[1]))
     worker = Worker([hosted], DATA, clients, spec.seed, spec.resources)
-    result = SingleRun([FederatedServer(spec, driven, clients, len(DATA.y_test))], worker, [folder])
-    result.executor = Executor([spec], worker, shares)
-    return result
+    return SingleRun([FederatedServer(spec, driven, clients, len(DATA.y_test))], worker, [folder], shares)
 
 
 def last(run):

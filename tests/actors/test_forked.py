@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -10,14 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from families import POISON
 from processes import hedgerow, outcome
 from ray_runs import small
 
-from hedgerow.platform.actors import local_processes
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator, inline_executor
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkerLost
+from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.tracking.tracker import RunLog
 
 
@@ -30,11 +30,10 @@ def command(tmp_path: Path, experiment) -> tuple:
         return hedgerow("run", str(file), env=environment, stdout=output, stderr=output), log
 
 
-def in_one_process(tmp_path: Path, experiment, shares: int) -> list[dict]:
-    """Records of the experiment with all shares of the work in this process."""
+def in_one_process(tmp_path: Path, experiment, parts: int) -> list[dict]:
+    """Records of the experiment with all parts of the work in this process."""
     data = check(experiment, None)
-    executor = inline_executor([experiment], *data, shares)
-    coordinator = build_coordinator([experiment], *data, executor, [tmp_path / "alone"])
+    coordinator = build_coordinator([experiment], *data, [tmp_path / "alone"], parts=parts)
     return [{k: v for k, v in record.items() if k != "seconds"} for record in coordinator.advance(1e6)[0]]
 
 
@@ -72,8 +71,7 @@ def test_bits_are_those_of_one_process_and_ray_is_not_started(algorithm, tmp_pat
     process, log = command(tmp_path, experiment)
     assert process.wait() == 0, log.read_text()
     record = json.loads((folder_of(tmp_path) / "run.json").read_text())
-    assert record["workers"] == 2
-    assert record["client_actors"] == []
+    assert record["parts"] == 2
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
 
 
@@ -95,9 +93,15 @@ def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
     assert len(workers(process)) == 2
     slow.unlink()
     assert process.wait() == 0, log.read_text()
-    # The other process has copies of the lost states: no round ran again, except the one in progress.
+    # Only the part in progress ran again.
     ran = Counter(log_file.read_text().split())
     assert sum(ran[str(round)] > 12 for round in range(1, 100)) <= 1
+    (notice,) = json.loads((folder_of(tmp_path) / "run.json").read_text())["notices"]
+    assert re.fullmatch(
+        r"process [01] of this run was lost \(ended by signal SIGKILL, as the system does when memory runs out\) and "
+        "replaced; its work runs again",
+        notice,
+    )
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
 
 
@@ -132,7 +136,7 @@ def test_processes_end_with_the_command(tmp_path):
 
 @pytest.mark.exhaustive("kills")
 def test_a_process_that_stays_silent_for_too_long_is_replaced(tmp_path):
-    settings = {"rounds": 100, "resources": {"actors": 1, "actor_timeout": 1.5}}
+    settings = {"rounds": 100, "resources": {"actors": 1, "timeout": 1.5}}
     slow = tmp_path / "slow"
     slow.touch()
     experiment = small(tmp_path / "runs", algorithm__slow_file=str(slow), **settings)
@@ -143,27 +147,17 @@ def test_a_process_that_stays_silent_for_too_long_is_replaced(tmp_path):
     until(lambda: any(worker.pid != first.pid for worker in workers(process)), process, log)
     slow.unlink()
     assert process.wait() == 0, log.read_text()
-    assert "was silent for more than 1.5 s (resources.actor_timeout) and was replaced" in log.read_text()
+    assert "process 0 of this run did not answer for 1.5 s (resources.timeout) and was replaced" in log.read_text()
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 1)
 
 
-def test_a_process_that_is_lost_decides_before_a_chunk_that_is_too_large(monkeypatch):
-    """Its states have to be restored before the round begins anew."""
-    executor, replaced = object.__new__(local_processes.LocalExecutor), []
-
-    class Process:
-        def __init__(self):
-            replaced.append(self)
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(local_processes, "LocalProcess", Process)
-    executor.processes, executor._is_stateful = [Process(), Process()], False
-    too_large = ChunkTooLarge("train/clients", ExecutionPlan("vmap", 8), "no memory")
-    monkeypatch.setattr(executor, "_answers", lambda calls: ({}, [too_large], [1]))
-    monkeypatch.setattr(executor, "_begin", lambda ranks: [])
-    with pytest.raises(WorkerLost):
-        executor._send("run", {0: (), 1: ()})
-    assert executor.processes[1] is replaced[-1]
-    assert len(replaced) == 3
+@pytest.mark.exhaustive("kills")
+def test_a_client_that_ends_its_process_each_time_is_left_out(tmp_path):
+    experiment = small(tmp_path / "runs", resources={"actors": 2, "cpus_per_actor": 0.5}, **POISON)
+    process, log = command(tmp_path, experiment)
+    assert process.wait() == 0, log.read_text()
+    record = json.loads((folder_of(tmp_path) / "run.json").read_text())
+    assert record["quarantined"] == {"5": 3}
+    # Three times with other clients, of which each is reported; then it is searched for.
+    assert len(record["notices"]) == 3
+    assert all("was lost (ended by signal SIGKILL" in notice for notice in record["notices"])

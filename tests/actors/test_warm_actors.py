@@ -10,7 +10,7 @@ import pytest
 from ray_runs import same, small
 from searches import plan
 
-from hedgerow.platform.actors.actor_pool import keep_warm, shutdown_idle
+from hedgerow.platform.actors.ray_coordinator import keep_warm, shutdown_idle
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.tune.search_runner import search
@@ -132,17 +132,6 @@ def test_one_that_was_replaced_during_a_run_serves_the_next(free, tmp_path, monk
         assert len(processes) == 2
         assert same(run(small(tmp_path / "again")), first)
         assert crew() == processes
-
-
-@pytest.mark.exhaustive("processes")
-def test_places_of_those_that_are_let_go_are_counted(free, tmp_path):
-    """Else a run that can do with fewer actors would have the fewest, and keep them."""
-    counts = []
-    with shared():
-        run(small(tmp_path / "one", rounds=1, resources__cpus_per_actor=4))
-        four = small(tmp_path / "four", rounds=1, resources={"actors": 4, "min_actors": 1, "cpus_per_actor": 1})
-        run(four, show=lambda record: counts.append(len(crew())))
-    assert counts == [5]
 
 
 @pytest.mark.exhaustive("processes")

@@ -1,4 +1,6 @@
-"""Worker processes on this machine without Ray. They are forked: they start at once, and share this process's memory.
+"""Transport to worker processes on this machine, without Ray.
+
+They are forked: they start at once, and share this process's memory.
 
 With GPUs, a gradient that torch computes in a process breaks gradients in processes that are forked from it later.
 Workers are therefore forked from a process of its own, which is forked early and computes nothing.
@@ -14,20 +16,17 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from joblib import cpu_count
 
 from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors, local_resources
-from hedgerow.platform.actors.silence import BEAT, Silence, Watch
 from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
 from hedgerow.platform.common.errors import ProcessesLost
 from hedgerow.platform.common.signals import TERMINATIONS
@@ -35,14 +34,11 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.mapped_arrays import LARGE, ArrayFile, concatenated, shared_file
-from hedgerow.platform.runtime.assignment import owner_of
-from hedgerow.platform.runtime.coordinator import Coordinator
-from hedgerow.platform.runtime.executor import Executor
-from hedgerow.platform.runtime.launch import build_coordinator, worker_arguments
+from hedgerow.platform.runtime.aggregation import sum_trees
+from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import init_process
-from hedgerow.platform.runtime.shards import ChunkTooLarge, WorkerLost
+from hedgerow.platform.runtime.transport import Answer
 from hedgerow.platform.runtime.worker import Worker
-from hedgerow.platform.storage.run_lock import Claim
 
 BUFFER = 2**22
 """Bytes of a socket's buffer: larger messages need more switches between the two processes."""
@@ -50,11 +46,17 @@ BUFFER = 2**22
 TRIAL = 5
 """Maximum seconds of the trial whether forked processes can compute."""
 
+REPORTED_SECONDS = 2.0
+"""Time within which it is known how a process has ended."""
+
 _PARENT_DEATH = 1
 """PR_SET_PDEATHSIG of prctl: the signal that Linux sends a process when its parent ends."""
 
 _forks: socket.socket | None = None
 """Connection to the process that forks workers."""
+
+_ended: dict[int, int] = {}
+"""Exit status of processes that have ended, by their numbers, as far as they are not yet asked for."""
 
 _works: bool | None = None
 """Whether its children can compute gradients; None: it has not yet answered."""
@@ -133,8 +135,15 @@ def _fork_workers(requests: socket.socket) -> None:
         signal.alarm(TRIAL)
         _run_child(_compute)
     failed = os.waitpid(trial, 0)[1]
-    # Workers that end leave nothing behind.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    def report(*_: Any) -> None:
+        """Report how workers have ended."""
+        with suppress(OSError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                # Without waiting, since the other end may never read it.
+                requests.send("{} {}".format(*ended).encode(), socket.MSG_DONTWAIT)
+
+    signal.signal(signal.SIGCHLD, report)
     with suppress(ConnectionError):
         requests.send(b"0" if failed else b"1")
         while True:
@@ -193,9 +202,6 @@ def _build_worker(
     experiments: list[dict[str, Any]],
     data: dict[str, Any],
     partition: dict[str, Any],
-    rank: int,
-    actors: int,
-    shards: int,
 ) -> Worker:
     # Those of the run: the process was forked earlier.
     folder, environment, code = surroundings
@@ -206,62 +212,14 @@ def _build_worker(
     parsed = [parse_experiment(values) for values in experiments]
     init_process(parsed[0].resources.threads)
     opened: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in data.items()}
-    arguments = worker_arguments(parsed, Dataset(**opened), Partition(**partition))
-    return Worker(
-        *arguments,
-        name=f"states-{rank:04d}",
-        owns=lambda clients: owner_of(clients, shards) % actors == rank,
-    )
+    return Worker(*worker_arguments(parsed, Dataset(**opened), Partition(**partition)))
 
 
-def runs_here(experiment: Experiment, address: str | None) -> bool:
-    """Whether the clients of an experiment run in processes of this machine that are not Ray's.
-
-    They do with `executor: auto`, without GPUs and without a cluster, if this process has been prepared.
-    """
-    resources = experiment.resources
-    named = address or os.environ.get("RAY_ADDRESS")
-    if resources.executor != "auto" or resources.gpus_per_actor or named not in (None, "local"):
-        return False
-    ray = sys.modules.get("ray")
-    return is_prepared() and not (ray and ray.is_initialized())
-
-
-@contextmanager
-def local_coordinator(
-    experiment: Experiment,
-    dataset: Dataset,
-    partition: Partition,
-    checkpoints: Path,
-    num_shards: int | None,
-    notify: Callable[[str], None],
-    claim: Claim | None,
-) -> Iterator[Coordinator]:
-    """Coordinator in this process, with as many processes for the clients as Ray would have actors on this machine.
-
-    num_shards: original number of shares of a run that is resumed; None: new run.
-    """
-    resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
-    # The memory of this machine is asked of Ray, whose import takes a second.
-    here = [local_resources() if resources.memory_mb else {"CPU": float(cpu_count())}]
-    shards = num_shards or len(choose_actors(resources, cohort, here))
-    workers = max(1, min(shards, actors_that_fit(resources, here)))
-    try:
-        with closing(LocalExecutor([experiment], dataset, partition, workers, shards, notify)) as executor:
-            coordinator = build_coordinator([experiment], dataset, partition, executor, [checkpoints], claim)
-            coordinator.on_notice = notify
-            yield coordinator
-    except ProcessesLost as error:
-        raise ProcessesLost(
-            f"{error}, perhaps out of memory; `hedgerow resume {checkpoints.parent}` continues from the last checkpoint"
-        ) from error
-
-
-class LocalProcess:
+class ForkedWorker:
     """A worker in a process of its own, forked for this run."""
 
     def __init__(self) -> None:
-        global _forks, _works
+        global _works
         assert _forks is not None, "prepare() comes first"
         self.connection, there = socket.socketpair()
         with there:
@@ -278,12 +236,10 @@ class LocalProcess:
         if self.pid is None:
             self.connection.close()
             raise ProcessesLost("no process could be forked for this run")
+        # Of an earlier process of this number.
+        _ended.pop(self.pid, None)
 
-    def place(self) -> tuple[str, bool]:
-        """Its process, and whether it has started."""
-        return f"(pid {self.pid})", True
-
-    def kill(self) -> None:
+    def end(self) -> None:
         """End the process."""
         # None: it has ended, and its number may be another process's by now.
         if self.pid:
@@ -292,7 +248,7 @@ class LocalProcess:
 
     def close(self) -> None:
         """End the process, and the connection."""
-        self.kill()
+        self.end()
         self.connection.close()
 
 
@@ -303,115 +259,92 @@ def _shared(value: Any) -> Any:
     return shared_file(value) or shared_file(concatenated([value])) or value
 
 
-class LocalExecutor(Executor):
-    """Runs exchanges in processes on this machine. Processes that die or stay silent for too long are replaced.
+class Forked:
+    """Transport to worker processes on this machine. workers: number of processes."""
 
-    num_workers: number of processes; share i of the work runs in process i modulo this number. notify: receives
-    sentences about silent processes.
-    """
-
-    def __init__(
-        self,
-        experiments: list[Experiment],
-        dataset: Dataset,
-        partition: Partition,
-        num_workers: int,
-        num_shards: int,
-        notify: Callable[[str], None],
-    ):
-        super().__init__(experiments, None, num_shards)
-        self.notify, self.silence = notify, Silence(experiments[0].resources)
+    def __init__(self, experiments: list[Experiment], dataset: Dataset, partition: Partition, workers: int):
         data = {name: _shared(value) for name, value in vars(dataset).items()}
         dumped = [experiment.model_dump(mode="json") for experiment in experiments]
         surroundings = str(Path.cwd()), dict(os.environ), Surroundings.here()
         self._load = surroundings, dumped, data, vars(partition)
-        self.processes: list[LocalProcess] = [LocalProcess() for _ in range(num_workers)]
-        try:
-            if lost := self._begin(range(num_workers)):
-                raise ProcessesLost(f"process {lost[0]} of this run ended while it was starting")
-        except BaseException:
-            self.close()
-            raise
+        self.workers = workers
+        self.processes: dict[int, ForkedWorker] = {}
+        self._waiting: dict[socket.socket, int] = {}
+        self._lost: list[Answer] = []
 
-    @property
-    def num_workers(self) -> int:
-        return len(self.processes)
+    def start(self, worker: int) -> None:
+        """See Transport."""
+        if worker in self.processes:
+            self.processes.pop(worker).close()
+        self.processes[worker] = ForkedWorker()
+        self.call(worker, "load_run", self._load)
+
+    def share(self, trees: list[Tree]) -> Any:
+        """See Transport."""
+        return [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees]
+
+    def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
+        """See Transport."""
+        connection = self.processes[worker].connection
+        try:
+            send(connection, (method, arguments, {} if shared is None else {"broadcasts": shared}))
+            self._waiting[connection] = worker
+        except OSError:
+            self._lost.append(Answer(worker, lost=self._cause(worker)))
+
+    def wait(self, seconds: float) -> list[Answer]:
+        """See Transport."""
+        answers, self._lost = self._lost, []
+        for connection in wait(list(self._waiting), 0 if answers else seconds) if self._waiting else ():
+            worker = self._waiting.pop(connection)  # type: ignore[arg-type]
+            reply = receive(connection)  # type: ignore[arg-type]
+            answers.append(
+                Answer(worker, lost=self._cause(worker)) if reply is None else Answer(worker, reply[0], reply[1])
+            )
+        return answers
+
+    def sum_up(self, totals: list[Any], scale: float) -> Tree:
+        """See Transport."""
+        return sum_trees(totals, scale)
+
+    def name(self, worker: int) -> str:
+        """See Transport."""
+        return f"process {worker} of this run"
+
+    def kill(self, worker: int) -> None:
+        """See Transport."""
+        self.processes[worker].end()
 
     def close(self) -> None:
-        """End the processes."""
-        for process in self.processes:
+        """See Transport."""
+        for process in self.processes.values():
             process.close()
+        self.processes.clear()
 
-    def _begin(self, ranks: Any) -> list[int]:
-        """Build the workers of new processes; returns the ranks of those that have ended meanwhile."""
-        load: dict[int, Any] = {
-            rank: ("load_run", (*self._load, rank, self.num_workers, self.num_shards), {}) for rank in ranks
-        }
-        _, errors, lost = self._answers(load)
-        if errors:
-            raise errors[0]
-        return lost
+    def _cause(self, worker: int) -> str:
+        """Why a process has ended."""
+        pid, self.processes[worker].pid = self.processes[worker].pid, None
+        return _end_of(pid)
 
-    def _send(
-        self, method: str, arguments: dict[int, tuple], broadcasts: list[Tree] | None = None, again: bool = False
-    ) -> list[Any]:
-        shared: dict[str, Any] = {}
-        if broadcasts is not None:
-            shared["broadcasts"] = [
-                tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), one) for one in broadcasts
-            ]
-        calls = {rank: (method, mine, shared) for rank, mine in arguments.items()}
-        answers, errors, lost = self._answers(calls)
-        for rank in lost:
-            self.processes[rank].close()
-            self.processes[rank] = LocalProcess()
-        lost_again = self._begin(lost)
-        self._replaced(lost)
-        for error in errors:
-            if not isinstance(error, ChunkTooLarge):
-                raise error
-        if lost_again or (lost and not (again and self.restore_states())):
-            # Before a chunk that is too large: the states of the new process have to be restored.
-            raise WorkerLost(f"process {(lost_again or lost)[0]} of this run ended")
-        if errors:
-            raise errors[0]
-        if lost:
-            repeated = self._send(method, {rank: arguments[rank] for rank in lost}, broadcasts)
-            answers |= dict(zip(lost, repeated, strict=True))
-        return [answers[rank] for rank in arguments]
 
-    def _call(self, worker: int, method: str, *arguments: Any) -> Any:
-        return self._send(method, {worker: arguments})[0]
-
-    def _answers(self, calls: dict[int, Any]) -> tuple[dict[int, Any], list[Exception], list[int]]:
-        """Answers by rank, errors of calls, and ranks of processes that have ended."""
-        begun, lost = time.monotonic(), []
-        waiting: dict[socket.socket, int] = {}
-        for rank, call in calls.items():
-            connection = self.processes[rank].connection
+def _end_of(pid: int | None) -> str:
+    """How a forked process has ended, as the process that forked it reports."""
+    until = time.monotonic() + REPORTED_SECONDS
+    while pid not in _ended and _forks is not None and (left := until - time.monotonic()) > 0:
+        if wait([_forks], left):
             try:
-                send(connection, call)
-                waiting[connection] = rank
+                message = _forks.recv(64)
             except OSError:
-                lost.append(rank)
-        watches = {rank: Watch(f"process {rank}", self.processes[rank], self.silence) for rank in waiting.values()}
-        answers: dict[int, Any] = {}
-        errors: list[Exception] = []
-        while waiting:
-            ready: list[Any] = wait(list(waiting), BEAT)
-            for connection in ready:
-                rank = waiting.pop(connection)
-                reply = receive(connection)
-                if reply is None:
-                    self.processes[rank].pid = None
-                    lost.append(rank)
-                elif reply[1] is not None:
-                    errors.append(reply[1])
-                else:
-                    answers[rank] = reply[0]
-            if not ready:
-                for rank in waiting.values():
-                    watches[rank].look(self.notify)
-        if not any(watch.noticed or watch.killed for watch in watches.values()):
-            self.silence.ended(time.monotonic() - begun)
-        return answers, errors, sorted(lost)
+                break
+            if not message:
+                break
+            number, status = map(int, message.split())
+            _ended[number] = status
+    if pid not in _ended:
+        return "it ended for an unknown reason"
+    status = _ended.pop(pid)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        hint = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
+        return f"ended by signal {signal.Signals(number).name}{hint}"
+    return f"it ended with exit code {os.waitstatus_to_exitcode(status)}"

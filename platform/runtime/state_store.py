@@ -1,0 +1,399 @@
+"""States of the clients of one variant: the coordinator owns them, and workers read and write their rows.
+
+A state is a record of bytes. A step reads one row of each of its clients and writes another one, so that a part that is
+repeated reads what it read before. The new rows are final once the round is committed.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, tree_map
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.storage.atomic_file import Fingerprint
+from hedgerow.platform.storage.checkpoint import files_of, read_states, save_tree
+
+ALIGNED = 64
+"""Leaves begin at multiples of this many bytes, as torch's own tensors do: kernels may depend on it."""
+
+FILE = 32 * 2**20
+"""Approximate size in bytes of one file of states in a checkpoint."""
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class StateLayout:
+    """Layout of a client's state as a record of `width` bytes. initial: state of a client that never took part."""
+
+    def __init__(self, initial: Tree):
+        self.initial = initial
+        self.width = sum(_aligned(leaf.nbytes) for leaf in leaves(initial))
+
+    def pack(self, states: Tree, n: int) -> Tensor:
+        """Records (n, width) of stacked states, on the CPU."""
+        device = next((leaf.device for leaf in leaves(states)), torch.device("cpu"))
+        records = torch.zeros((n, self.width), dtype=torch.uint8, device=device)
+        self.fill(records, states, slice(None))
+        return records.cpu()
+
+    def unpack(self, records: Tensor) -> Tree:
+        """Stacked states of records (n, width), on the device of the records."""
+        return tree_map(lambda leaf: leaf.contiguous(), self._leaves(records))
+
+    def fill(self, records: Tensor, states: Tree, rows: slice | Tensor) -> None:
+        """Store stacked states in these rows of records. Raises ValueError for other shapes or types."""
+
+        def fill(leaf: Tensor, value: Tensor) -> None:
+            if (leaf.shape[1:], leaf.dtype) != (value.shape[1:], value.dtype):
+                raise ValueError(
+                    "a client's state must keep the shapes and types of init_client: a leaf of "
+                    f"{tuple(leaf.shape[1:])} {leaf.dtype} cannot become {tuple(value.shape[1:])} {value.dtype}"
+                )
+            leaf[rows] = value.to(leaf.device)
+
+        tree_map(fill, self._leaves(records), states)
+
+    def _leaves(self, records: Tensor) -> Tree:
+        """States that are stored in records (n, width), as views of their bytes."""
+        end = 0
+
+        def leaf(like: Tensor) -> Tensor:
+            nonlocal end
+            start, end = end, end + _aligned(like.nbytes)
+            return records[:, start : start + like.nbytes].view(like.dtype).view(len(records), *like.shape)
+
+        return tree_map(leaf, self.initial)
+
+
+class StateRows(Protocol):
+    """Rows of the states of a shard's clients, as its worker sees them. positions: of clients in the shard."""
+
+    def only(self, positions: np.ndarray) -> "StateRows":
+        """Rows of some of the clients."""
+        ...
+
+    def read(self, positions: np.ndarray) -> Tensor:
+        """Records (n, width) before the step."""
+        ...
+
+    def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
+        """Store the new states of some clients: leaves (n, ...)."""
+        ...
+
+
+class StateStore(Protocol):
+    """States of all clients of a variant."""
+
+    layout: StateLayout
+
+    def begin(self) -> None:
+        """Begin a round, or begin it again: forget the states that steps have written since the last commit."""
+        ...
+
+    def rows(self, clients: np.ndarray, keeps: bool) -> Any:
+        """Rows of some clients for a shard. keeps: whether the step may write new states."""
+        ...
+
+    def keep(self, clients: np.ndarray, rows: Any, kept: np.ndarray, objects: list[Any]) -> None:
+        """Note that a step has written the states of the clients in the mask `kept` to its rows.
+
+        objects: references to the new states, where these are objects of Ray.
+        """
+        ...
+
+    def commit(self) -> None:
+        """Make the states of the round final."""
+        ...
+
+    def save(self, folder: Path) -> dict[str, Fingerprint]:
+        """Write the final states into the folder of a new checkpoint.
+
+        Files that have not changed since the last checkpoint are linked, and returned with their fingerprints.
+        """
+        ...
+
+    def saved(self, checkpoint: Path) -> None:
+        """Note that the checkpoint of the last `save` is complete."""
+        ...
+
+    def load(self, folder: Path | None) -> None:
+        """Replace all states with those of a checkpoint, or with the initial ones. Raises DamagedCheckpoint."""
+        ...
+
+    def close(self) -> None:
+        """Release the states."""
+        ...
+
+
+# ---- one machine ----------------------------------------------------------------------------------------------------
+
+
+class MappedFile:
+    """Rows of bytes (uint8, (n, width)) in a file that the processes of a machine map into memory.
+
+    A process that receives it maps the file itself. The file ends with the process that made it.
+    """
+
+    def __init__(self, width: int, folder: Path):
+        self._descriptor, name = tempfile.mkstemp(prefix="hedgerow-", dir=folder)
+        self.width, self.folder, self.rows, self._allocated = width, folder, 0, 0
+        own = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+        # Where the system has such a path, the file itself is removed at once: it cannot outlive its process.
+        self.path = str(own) if own.exists() else name
+        self._name = None if own.exists() else name
+        if own.exists():
+            Path(name).unlink()
+        self._map: Tensor | None = None
+
+    def grow(self, rows: int) -> None:
+        """Make room for `rows` rows. Raises UserError where the disk or the shared memory is full."""
+        if rows <= self._allocated:
+            return
+        try:
+            # Reserved, since a write to a mapped page for which there is no room would kill the process.
+            if hasattr(os, "posix_fallocate"):
+                start, end = self._allocated * self.width, rows * self.width
+                os.posix_fallocate(self._descriptor, start, end - start)
+        except OSError as error:
+            raise UserError(
+                f"the clients' states do not fit into {self.folder} ({error.strerror}); free space there, or set "
+                "TMPDIR to a folder with more"
+            ) from None
+        self._allocated = rows
+        if rows > self.rows:
+            # Twice as many, without reserving them: each change of the size is mapped again.
+            self.rows, self._map = 2 * rows, None
+            os.ftruncate(self._descriptor, self.rows * self.width)
+
+    @property
+    def records(self) -> Tensor:
+        """The rows."""
+        if self._map is None:
+            self._map = _mapped(self.path, self.rows, self.width)
+        return self._map
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._map = None
+        os.close(self._descriptor)
+        if self._name:
+            Path(self._name).unlink(missing_ok=True)
+
+    def __reduce__(self) -> Any:
+        return _MappedThere, (self.path, self.rows, self.width)
+
+
+@dataclass(frozen=True)
+class _MappedThere:
+    """The file of another process."""
+
+    path: str
+    rows: int
+    width: int
+
+    @property
+    def records(self) -> Tensor:
+        known = _maps.get(self.path)
+        if known is None or known.shape != (self.rows, self.width):
+            _maps[self.path] = known = _mapped(self.path, self.rows, self.width)
+        return known
+
+
+_maps: dict[str, Tensor] = {}
+"""Files of other processes that this process has mapped."""
+
+
+def _mapped(path: str, rows: int, width: int) -> Tensor:
+    return torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=(rows, width)))
+
+
+@dataclass(frozen=True)
+class MappedRows:
+    """Rows of a mapped file that a shard reads and writes, one of each per client."""
+
+    file: MappedFile | _MappedThere
+    reads: np.ndarray
+    writes: np.ndarray
+    """Empty if the states do not change."""
+
+    def only(self, positions: np.ndarray) -> "MappedRows":
+        """Rows of some of the clients."""
+        return MappedRows(self.file, self.reads[positions], self.writes[positions] if len(self.writes) else self.writes)
+
+    def read(self, positions: np.ndarray) -> Tensor:
+        """See StateRows."""
+        return self.file.records[torch.from_numpy(self.reads[positions])]
+
+    def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
+        """See StateRows."""
+        layout.fill(self.file.records, states, torch.from_numpy(self.writes[positions]))
+
+
+class MappedStates:
+    """States in one mapped file: for everything that runs on one machine.
+
+    initial: state of a client that never took part, which needs no row of its own. clients: size of the population.
+    most: number of clients that can take part in the run, to choose between shared memory and the node's disk.
+    """
+
+    def __init__(self, initial: Tree, clients: int, most: int | None = None):
+        self.layout = StateLayout(initial)
+        self._final, self._current = np.zeros(clients, np.int32), np.zeros(clients, np.int32)
+        self._written: list[np.ndarray] = []
+        """Clients that steps have written in this round."""
+        self._free, self._used = np.zeros(0, np.int32), 1
+        self._files = StateFiles(self.layout)
+        # Row 0 is the initial state.
+        self.file = MappedFile(self.layout.width, _folder_for(3 * (most or clients) * self.layout.width))
+        self.file.grow(1)
+        self.layout.fill(self.file.records, tree_map(lambda leaf: leaf[None], initial), slice(0, 1))
+
+    def begin(self) -> None:
+        """See StateStore."""
+        for clients in self._written:
+            self._release(self._current[clients], but=self._final[clients])
+            self._current[clients] = self._final[clients]
+        self._written = []
+
+    def rows(self, clients: np.ndarray, keeps: bool) -> MappedRows:
+        """See StateStore."""
+        return MappedRows(self.file, self._current[clients], self._take(len(clients) if keeps else 0))
+
+    def keep(self, clients: np.ndarray, rows: MappedRows, kept: np.ndarray, objects: list[Any]) -> None:
+        """See StateStore."""
+        if not len(rows.writes):
+            return
+        clients, new = clients[kept], rows.writes[kept]
+        self._release(self._current[clients], but=self._final[clients])
+        self._release(rows.writes[~kept])
+        self._current[clients] = new
+        self._written.append(clients)
+
+    def commit(self) -> None:
+        """See StateStore."""
+        for clients in self._written:
+            self._release(self._final[clients], but=self._current[clients])
+            self._final[clients] = self._current[clients]
+            self._files.note(clients)
+        self._written = []
+
+    def read(self, clients: np.ndarray) -> Tree:
+        """Current states of some clients, stacked."""
+        return self.layout.unpack(self.rows(clients, keeps=False).read(np.arange(len(clients))))
+
+    def save(self, folder: Path) -> dict[str, Fingerprint]:
+        """See StateStore."""
+        return self._files.save(folder, self._stored, np.flatnonzero(self._final))
+
+    def saved(self, checkpoint: Path) -> None:
+        """See StateStore."""
+        self._files.saved(checkpoint)
+
+    def _stored(self, clients: np.ndarray) -> Tree:
+        return self.layout.unpack(self.file.records[torch.from_numpy(self._final[clients])])
+
+    def load(self, folder: Path | None) -> None:
+        """See StateStore."""
+        self._final[:] = self._current[:] = 0
+        self._written, self._free, self._used = [], np.zeros(0, np.int32), 1
+        for clients, states in self._files.load(folder):
+            rows = self.rows(clients, keeps=True)
+            rows.write(np.arange(len(clients)), states, self.layout)
+            self._final[clients] = self._current[clients] = rows.writes
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.file.close()
+
+    def _take(self, n: int) -> np.ndarray:
+        """Rows that are not in use."""
+        again, self._free = self._free[:n], self._free[n:]
+        fresh = np.arange(self._used, self._used + n - len(again), dtype=np.int32)
+        self._used += len(fresh)
+        self.file.grow(self._used)
+        return np.concatenate([again, fresh])
+
+    def _release(self, rows: np.ndarray, but: np.ndarray | None = None) -> None:
+        """Give back rows, except the initial one and those that are equal to `but`."""
+        given = rows[rows > 0] if but is None else rows[(rows > 0) & (rows != but)]
+        self._free = np.concatenate([given, self._free])
+
+
+def _folder_for(size: int) -> Path:
+    """Folder for `size` bytes that all processes use: shared memory if they fit into half of it, else the disk.
+
+    The disk is TMPDIR, or /var/tmp, since /tmp is often in memory as well.
+    """
+    with suppress(OSError):
+        free = min(shutil.disk_usage(SHARED_MEMORY).free, psutil.virtual_memory().available)
+        if size <= free / 2 and os.access(SHARED_MEMORY, os.W_OK):
+            return SHARED_MEMORY
+    return Path(os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()))
+
+
+# ---- files of a checkpoint ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class StateFiles:
+    """Files of final states in checkpoints: clients with neighbouring ids share one."""
+
+    layout: StateLayout
+    _changed: set[int] = field(default_factory=set)
+    """Files whose states have changed since the last checkpoint."""
+    _last: Path | None = None
+
+    @property
+    def each(self) -> int:
+        """Number of clients per file."""
+        return max(1, FILE // max(1, self.layout.width))
+
+    def note(self, clients: np.ndarray) -> None:
+        """Note that the states of these clients have changed."""
+        self._changed |= set(np.unique(clients // self.each).tolist())
+
+    def save(self, folder: Path, states: Callable[[np.ndarray], Tree], clients: np.ndarray) -> dict[str, Fingerprint]:
+        """Write the states of the clients (ids, ascending); returns the files that are linked instead."""
+        linked: dict[str, Fingerprint] = {}
+        known = files_of(self._last) if self._last else {}
+        of = clients // self.each
+        for number in np.unique(of).tolist():
+            name = f"states-{number:08d}.safetensors"
+            if self._last and name in known and number not in self._changed:
+                # Not every file system has links.
+                with suppress(OSError):
+                    (folder / name).hardlink_to(self._last / name)
+                    linked[name] = known[name]
+                    continue
+            mine = clients[of == number]
+            save_tree({"clients": torch.from_numpy(mine), "states": states(mine)}, folder / name)
+        return linked
+
+    def saved(self, folder: Path) -> None:
+        """Note that a checkpoint is complete."""
+        self._last, self._changed = folder, set()
+
+    def load(self, folder: Path | None) -> Iterator[tuple[np.ndarray, Tree]]:
+        """States of a checkpoint, file by file: ids (n,) and a tree with n rows. Raises DamagedCheckpoint."""
+        self._last, self._changed = folder, set()
+        for clients, states in read_states(folder) if folder else ():
+            if flatten(states).keys() != flatten(self.layout.initial).keys():
+                raise UserError(
+                    f"{folder}: the entries of the client states ({', '.join(sorted(flatten(states)))}) are not those "
+                    "of this algorithm; start a new run"
+                )
+            yield clients, states
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED

@@ -1,0 +1,117 @@
+"""How calls reach workers. Here in this process; `actors/forked.py` and `actors/ray_transport.py` have the others."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.platform.runtime.aggregation import sum_trees
+from hedgerow.platform.runtime.worker import Worker
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer to the last call of a worker: its value, the error that it raised, or the cause of its loss."""
+
+    worker: int
+    value: Any = None
+    error: Exception | None = None
+    lost: str | None = None
+    """Sentence with the worker's name and the cause; the worker has to be started again."""
+
+
+class Transport(Protocol):
+    """Starts workers, calls their methods and waits for the answers. Each worker has at most one call at a time.
+
+    A start is a call of its own: its answer has no value.
+    """
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that a run may have."""
+        ...
+
+    def start(self, worker: int) -> None:
+        """Begin to start a worker, which has not been started or was lost."""
+        ...
+
+    def share(self, trees: list[Tree]) -> Any:
+        """Trees in a form that several calls may pass, each as `broadcasts`."""
+        ...
+
+    def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
+        """Begin to call a method of a worker. shared: result of `share`, passed as `broadcasts`; None: nothing."""
+        ...
+
+    def wait(self, seconds: float) -> list[Answer]:
+        """Answers that have arrived; waits for the first of them, at most for some seconds."""
+        ...
+
+    def sum_up(self, totals: list[Any], scale: float) -> Tree:
+        """Scaled sum of the sums that workers returned; see `sum_trees`."""
+        ...
+
+    def name(self, worker: int) -> str:
+        """Name of a worker for the user, such as "process 2 (pid 4711)"."""
+        ...
+
+    def kill(self, worker: int) -> None:
+        """End a worker that does not answer: it counts as lost."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...
+
+
+class InProcess:
+    """Workers in this process, which run one call after the other.
+
+    build: makes a worker. workers: their number.
+    """
+
+    def __init__(self, build: Callable[[], Worker], workers: int = 1):
+        self.build, self.workers = build, workers
+        self.built: dict[int, Worker] = {}
+        self._calls: deque[tuple[int, str, tuple[Any, ...], Any]] = deque()
+
+    def start(self, worker: int) -> None:
+        """See Transport."""
+        self._calls.append((worker, "start", (), None))
+
+    def share(self, trees: list[Tree]) -> Any:
+        """See Transport."""
+        return trees
+
+    def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
+        """See Transport."""
+        self._calls.append((worker, method, arguments, shared))
+
+    def wait(self, seconds: float) -> list[Answer]:
+        """See Transport."""
+        worker, method, arguments, shared = self._calls.popleft()
+        if method == "start":
+            self.built[worker] = self.build()
+            return [Answer(worker)]
+        extra = {} if shared is None else {"broadcasts": shared}
+        try:
+            return [Answer(worker, getattr(self.built[worker], method)(*arguments, **extra))]
+        except Exception as error:
+            return [Answer(worker, error=error)]
+
+    def sum_up(self, totals: list[Any], scale: float) -> Tree:
+        """See Transport."""
+        return sum_trees(totals, scale)
+
+    def name(self, worker: int) -> str:
+        """See Transport."""
+        return f"worker {worker}"
+
+    def kill(self, worker: int) -> None:
+        """See Transport."""
+
+    def close(self) -> None:
+        """See Transport."""
+        self.built.clear()
+        self._calls.clear()

@@ -1,0 +1,139 @@
+"""The executor: any worker runs any part, and workers that are lost change no bit. All in this process, without Ray."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from losses import coordinator, experiment, outcome
+
+from hedgerow.platform.runtime.assignment import longest_first
+from hedgerow.platform.runtime.transport import Answer
+
+ALGORITHMS = ["fedavg", "scaffold", "feddyn", "ditto", "toys.Narrow", "toys.Stateful"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_several_workers_have_the_bits_of_one(name, tmp_path):
+    chosen = experiment(name)
+    alone = outcome(coordinator(chosen, tmp_path / "one"))
+    for workers in (2, 3):
+        assert outcome(coordinator(chosen, tmp_path / str(workers), workers=workers)) == alone
+
+
+def test_the_latest_models_of_all_clients_are_followed_on_any_worker(tmp_path):
+    chosen = experiment("fedavg", evaluation={"every": 2, "clients": 24, "model": "clients"})
+    alone = outcome(coordinator(chosen, tmp_path / "one"))
+    assert outcome(coordinator(chosen, tmp_path / "three", workers=3)) == alone
+    assert "server_test_accuracy" in alone[0][-1]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "toys.TwoPhases"])
+@pytest.mark.parametrize("late", [True, False])
+def test_lost_calls_change_nothing_and_each_is_reported_once(name, late, tmp_path_factory):
+    chosen, folder = experiment(name), tmp_path_factory.mktemp
+    calm = outcome(coordinator(chosen, folder("calm") / "run", workers=2))
+
+    @given(lost=st.sets(st.integers(1, 60), max_size=12))
+    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def check(lost):
+        part_losses = lambda number, worker, method, arguments: number in lost and method != "start"  # noqa: E731
+        run = coordinator(chosen, folder("lossy") / "run", workers=2, loses=part_losses, late=late)
+        assert outcome(run) == calm
+        assert len(run.notices) == run.executor.transport.lost
+        assert all("was lost (as it was told) and replaced; its work runs again" in line for line in run.notices)
+
+    check()
+
+
+def _runs(arguments, client: int) -> bool:
+    """Whether a call trains a client."""
+    shards = arguments[0] if arguments and isinstance(arguments[0], list) else []
+    return any(client in shard.clients and shard.on == "clients" and shard.keeps_states for shard in shards)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_client_that_ends_its_worker_is_found_and_left_out(name, tmp_path):
+    chosen = experiment(name)
+    first = coordinator(chosen, tmp_path / "calm")
+    first.run_round()
+    culprit = int(first.servers[0]._sampled(2)[4])
+    run = coordinator(
+        chosen, tmp_path / "run", workers=2, loses=lambda number, worker, method, arguments: _runs(arguments, culprit)
+    )
+    records, parameters = outcome(run)
+    rounds = [number for number in range(1, 6) if culprit in run.servers[0]._sampled(number)]
+    assert run.servers[0].quarantined == {culprit: rounds[0]}
+    assert [record["participants"] for record in records] == [9 - (number in rounds) for number in range(1, 6)]
+    # A run that knows it from the start has the same bits.
+    other = coordinator(chosen, tmp_path / "other")
+    other.servers[0].quarantined = {culprit: rounds[0]}
+    assert outcome(other) == (records, parameters)
+    # Also one that continues from the checkpoint of the round before.
+    resumed = coordinator(chosen, tmp_path / "run")
+    assert resumed.servers[0].quarantined == {culprit: rounds[0]}
+
+
+def test_losses_in_a_row_that_no_client_explains_change_nothing(tmp_path):
+    chosen = experiment("scaffold")
+    calm = outcome(coordinator(chosen, tmp_path / "calm"))
+    lost = {5, 6, 7, 8, 9}
+    run = coordinator(
+        chosen,
+        tmp_path / "run",
+        loses=lambda number, worker, method, arguments: method == "run" and bool(lost) and (lost.pop() or True),
+    )
+    assert outcome(run) == calm
+    assert run.servers[0].quarantined == {}
+
+
+def test_a_worker_that_never_works_ends_the_run(tmp_path):
+    chosen = experiment("fedavg")
+    run = coordinator(chosen, tmp_path / "start", loses=lambda number, worker, method, arguments: method == "start")
+    with pytest.raises(RuntimeError, match="worker 0 could not be started 5 times in a row: as it was told"):
+        run.run_round()
+    run = coordinator(chosen, tmp_path / "test", loses=lambda number, *call: "on='test'" in str(call))
+    with pytest.raises(RuntimeError, match="a worker was lost 3 times in a row while it ran `run`"):
+        run.advance(1e6)
+
+
+class Silent:
+    """Wraps a transport whose worker 1 does not answer its second call until it is killed."""
+
+    def __init__(self, inner):
+        self.inner, self.silent, self.killed = inner, None, []
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def wait(self, seconds):
+        answers = [] if not self.inner._calls else self.inner.wait(seconds)
+        if self.silent is None and any(answer.worker == 1 and answer.value for answer in answers):
+            self.silent = 1
+            return [answer for answer in answers if answer.worker != 1]
+        if self.killed:
+            return [*answers, Answer(self.killed.pop(), lost="killed")]
+        if not answers:
+            time.sleep(0.01)
+        return answers
+
+    def kill(self, worker):
+        self.killed.append(worker)
+
+
+def test_a_worker_that_does_not_answer_is_replaced_and_reported(tmp_path):
+    chosen = experiment("scaffold", resources={"executor": "inline", "timeout": 0.3})
+    calm = outcome(coordinator(chosen, tmp_path / "calm", workers=2))
+    run = coordinator(chosen, tmp_path / "run", workers=2)
+    run.executor.transport = Silent(run.executor.transport)
+    assert outcome(run) == calm
+    assert run.notices == ["worker 1 did not answer for 0.3 s (resources.timeout) and was replaced"]
+
+
+def test_clients_are_dealt_by_size_alone():
+    sizes = np.array([5, 1, 9, 9, 2, 4])
+    part = longest_first(sizes, 2)
+    # By hand: 9, 9, 5, 4, 2, 1 go to the part with less work, the first one if both have the same.
+    assert part.tolist() == [0, 0, 0, 1, 1, 1]
+    assert longest_first(np.full(5, 3), 2).tolist() == [0, 1, 0, 1, 0]
