@@ -59,8 +59,8 @@ Exit codes:
   1    unexpected error: the traceback shows where
   2    a mistake in a file or on the command line, one sentence each, before any work starts; or the
        disk is full, or Ray failed to start or died: `hedgerow resume` continues the run
-  130  interrupted by Ctrl-C: `hedgerow resume` continues the run
   129  interrupted since the terminal was closed (SIGHUP): `hedgerow resume` continues the run
+  130  interrupted by Ctrl-C: `hedgerow resume` continues the run
   143  interrupted by SIGTERM: `hedgerow resume` continues the run
 `submit` and `logs --follow` exit with the code of the job."""
 

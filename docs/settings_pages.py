@@ -8,7 +8,6 @@ from pydantic import BaseModel
 
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
 from hedgerow.platform.config.registries import algorithm_class
-from hedgerow.platform.config.resources import SpeedChange
 from hedgerow.platform.config.schedule_section import FedBuffSchedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
@@ -181,10 +180,6 @@ def experiment_file() -> str:
     text += _chapter(schedule, "schedule.staleness", schedule.schema["properties"]["staleness"], 3)
     for name in ("privacy", "evaluation", "resources", "engine", "checkpoints", "tracking"):
         text += _chapter(described, name, top[name], 2)
-        if name == "resources":
-            speeds = Described(SpeedChange)
-            text += "### An entry of `resources.speeds`\n\n" + paragraphs(speeds.schema["description"]) + "\n\n"
-            text += speeds.table(speeds.schema) + "\n"
     search = Described(search_file())
     text += _chapter(search, "search", search.schema["properties"]["search"], 2)
     values = Described(Dimension)

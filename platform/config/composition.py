@@ -9,7 +9,17 @@ from hedgerow.platform.common.servers import ENVIRONMENT, SECRET, has_credential
 from hedgerow.platform.config.validation_errors import Keys, dotted
 from hedgerow.platform.config.yaml_reader import Lines, dump_values, parse_yaml
 
-RECORDED = ("base", "name", "seed", "seeds", "rounds", "participation", "clients_per_round", "output", "algorithm")
+RECORDED: tuple[str, ...] = (
+    "base",
+    "name",
+    "seed",
+    "seeds",
+    "rounds",
+    "participation",
+    "clients_per_round",
+    "output",
+    "algorithm",
+)
 RECORDED += ("resources", "checkpoints.storage", "task.data", "task.public.data", "task.model", "task.teacher.run")
 """Keys and sections that take `${env:NAME}` and are recorded with its value."""
 

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 from hedgerow.algorithms import ALIASES
-from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.validation_errors import Keys, dotted
@@ -105,15 +104,6 @@ def modern_key(keys: tuple[str, ...], values: Mapping[str, Any]) -> tuple[str, .
 def is_slot_key(keys: Keys) -> bool:
     """Whether a key belongs to a slot around the algorithm."""
     return bool(keys) and keys[0] in SLOTS
-
-
-def current_states(states: Tree, initial: Tree) -> Tree:
-    """Client states of a checkpoint, with the objective's moved under "objective". initial: states of a new client."""
-    objective = initial.get("objective", {})
-    if not objective or not objective.keys() <= states.keys():
-        return states
-    others = {key: branch for key, branch in states.items() if key not in objective}
-    return {**others, "objective": {key: states[key] for key in objective}}
 
 
 def _used(side: Any) -> Any:

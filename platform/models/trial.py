@@ -1,12 +1,12 @@
 """A trial of a user's module before the first round: whether it fits the data, its training mode, and vmap."""
 
 import io
-import pickle
 import random
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
+from pickle import Pickler
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -184,7 +184,7 @@ def plain_attributes_of(module: nn.Module) -> dict[tuple[str, str], Any]:
     }
 
 
-class _Image(pickle.Pickler):
+class _Image(Pickler):
     """Writes what determines the value of an attribute: other modules, parameters and functions are only named."""
 
     def __init__(self, file: io.BytesIO, own: set[int]):

@@ -324,7 +324,7 @@ class _DryRun:
             hypers=[self.algorithm.hyper.at(1)],
             broadcasts=[exchange.received],
             per_client=tree_map(lambda leaf: leaf[None], exchange.received_per_client),
-            states=lambda clients: self.stacked(exchange, number, clients),
+            states=lambda rows: self.stacked(exchange, number, exchange.clients[rows]),
             samples=self.dealt[exchange.on],
             seed=self.experiment.seed,
         )

@@ -14,11 +14,10 @@ from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine
-from hedgerow.platform.runtime.assignment import Positions, deal
 from hedgerow.platform.runtime.autotune import Measurement
 from hedgerow.platform.runtime.communication import CommunicationCost
 from hedgerow.platform.runtime.plans import Plans
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, WorkShard
+from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, Positions, WorkShard, deal
 from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import Answer, Transport
 

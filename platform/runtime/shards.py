@@ -1,5 +1,6 @@
-"""Message from the executor to a worker: a part of one exchange, in a form that can be sent to another process."""
+"""Parts of an exchange: how its clients are dealt to them, and the message that carries one to a worker."""
 
+import heapq
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -151,3 +152,44 @@ class ClientCrashed(Exception):  # noqa: N818
 
 class ObjectsLost(Exception):  # noqa: N818
     """Results of workers were lost together with the node that had them."""
+
+
+# ---- dealing --------------------------------------------------------------------------------------------------------
+
+Positions = list[np.ndarray]
+"""For each part, the positions of its clients in `Exchange.clients`."""
+
+
+def deal(exchange: Exchange, parts: int) -> Positions:
+    """Positions of the clients of each part.
+
+    The work of the cohort is divided evenly, in the same way for every exchange of the round. Each part begins with its
+    largest clients: chunks then contain clients with similar numbers of steps, and need little padding.
+    """
+    clients = exchange.clients
+    if exchange.on != "clients" or not len(clients):
+        part = clients % parts
+        return [np.flatnonzero(part == number) for number in range(parts)]
+    cohort = cohort_of(exchange)
+    assert cohort.population_sizes is not None, "the server adds them"
+    part = longest_first(cohort.sizes, parts)[np.searchsorted(cohort.clients, clients)]
+    by_size = np.argsort(-cohort.population_sizes[clients], kind="stable")
+    return [by_size[part[by_size] == number] for number in range(parts)]
+
+
+def longest_first(sizes: np.ndarray, parts: int) -> np.ndarray:
+    """Part of each client: the largest client first, each to the part with the least work (Graham, 1969).
+
+    sizes: number of samples of each client. It uses no clock, so that a repeated run adds up the same clients in the
+    same sums.
+    """
+    part = np.arange(len(sizes)) % parts
+    if sizes.min() == sizes.max():
+        return part
+    heap = [(0, number) for number in range(parts)]
+    order = np.argsort(-sizes, kind="stable")
+    for client, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        load, number = heap[0]
+        part[client] = number
+        heapq.heapreplace(heap, (load + size, number))
+    return part

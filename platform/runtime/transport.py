@@ -78,6 +78,7 @@ class InProcess:
 
     def start(self, worker: int) -> None:
         """See Transport."""
+        self.built[worker] = self.build()
         self._calls.append((worker, "start", (), None))
 
     def share(self, trees: list[Tree]) -> Any:
@@ -92,7 +93,6 @@ class InProcess:
         """See Transport."""
         worker, method, arguments, shared = self._calls.popleft()
         if method == "start":
-            self.built[worker] = self.build()
             return [Answer(worker)]
         extra = {} if shared is None else {"broadcasts": shared}
         try:

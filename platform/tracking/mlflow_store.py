@@ -58,7 +58,7 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 MARK = "hedgerow_folder"
 """Tag that identifies the MLflow run of a folder."""
 
-UPLOADED = ("experiment.yaml", "run.json", "metrics.jsonl", "partition.json")
+UPLOADED: tuple[str, ...] = ("experiment.yaml", "run.json", "metrics.jsonl", "partition.json")
 UPLOADED += ("results.csv", "results.md", "recording.json", "losses.jsonl")
 """Files of a run folder that MLflow gets. A link may lead to any file of the user, so that no link is followed."""
 

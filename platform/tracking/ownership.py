@@ -36,7 +36,7 @@ def accept(folder: Path) -> None:
     """Allow the code and the server that the record of a run folder names, if this user has sealed it."""
     key, entry = _key(create=False), None
     # A damaged record is reported by the command, which reads all of it.
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
         entry = json.loads((folder / "run.json").read_bytes()).get("ownership")
     if key is None or not isinstance(entry, dict) or "seal" not in entry:
         return

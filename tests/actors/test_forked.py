@@ -158,6 +158,6 @@ def test_a_client_that_ends_its_process_each_time_is_left_out(tmp_path):
     assert process.wait() == 0, log.read_text()
     record = json.loads((folder_of(tmp_path) / "run.json").read_text())
     assert record["quarantined"] == {"5": 3}
-    # Three times with other clients, of which each is reported; then it is searched for.
+    # Three losses are reported; then the client is searched for.
     assert len(record["notices"]) == 3
     assert all("was lost (ended by signal SIGKILL" in notice for notice in record["notices"])

@@ -60,7 +60,7 @@ def done(tmp_path, *args, **kwargs):
     coordinator = build_coordinator([wanted], *build_data(wanted, None), [tmp_path])
     while not coordinator.done:
         coordinator.next_round()
-    return coordinator.servers[0], coordinator.worker.algorithms[0].task.module
+    return coordinator.servers[0], coordinator.executor.transport.built[0].algorithms[0].task.module
 
 
 def without_clock(history):
@@ -171,7 +171,7 @@ def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
     # Another process has built another model.
     four = wanted.model_copy(update={"rounds": 4})
     coordinator = build_coordinator([four], *data, [folder.checkpoints])
-    coordinator.worker.algorithms[0].task.module.constants = "0" * 64
+    coordinator.executor.transport.built[0].algorithms[0].task.module.constants = "0" * 64
     with pytest.raises(UserError, match=said):
         coordinator.run_round()
 

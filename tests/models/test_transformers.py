@@ -117,7 +117,7 @@ def test_a_transformer_trains_equally_in_loop_and_vmap(model, root):
             assert "lora_A" in name or not torch.equal(parameters[name], start.get_parameter(name)), name
         states.append(flatten(learner.state))
         # Frozen parameters are the same in each process, and stay so.
-        module = coordinator.worker.algorithms[0].task.module
+        module = coordinator.executor.transport.built[0].algorithms[0].task.module
         for name, parameter in start.named_parameters():
             assert name in names or torch.equal(module.get_parameter(name), parameter)
     assert states[0].keys() == states[1].keys()

@@ -107,10 +107,10 @@ def test_a_termination_notice_saves_first_and_a_truncated_checkpoint_is_named_an
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
     good, newest = sorted((folder / "checkpoints").glob("round-*"))
     assert (good.name, newest.name) == ("round-00000004", "round-00000005")
-    states = newest / "states-0000.safetensors"
+    states = newest / "states-00000000.safetensors"
     states.write_bytes(states.read_bytes()[:-100])
     resumed = resume(str(folder))
-    assert f"{newest} is damaged (states-0000.safetensors is truncated)" in (resumed.warning or "")
+    assert f"{newest} is damaged (states-00000000.safetensors is truncated)" in (resumed.warning or "")
     assert same(resumed, calm)
     assert not leftovers(folder)
     assert numbers(resumed)[4]["round"] == 5

@@ -20,7 +20,7 @@ from searches import plan
 
 from hedgerow.cluster import job_client as job_server
 from hedgerow.platform.actors.cluster_probe import trouble_at
-from hedgerow.platform.actors.session import ray_starting
+from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.common import signals
 from hedgerow.platform.common.errors import Interrupted, UserError
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
@@ -256,5 +256,5 @@ def test_a_job_server_that_does_not_answer_is_one_sentence(mute, monkeypatch):
 def test_an_address_of_another_kind_is_refused_before_any_connection(address, kind, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     for option, name in ((address, "--address"), (None, "RAY_ADDRESS")):
-        with pytest.raises(UserError, match=f"^{name}: {address} is .*{kind}; .*hedgerow submit"), ray_starting(option):
+        with pytest.raises(UserError, match=f"^{name}: {address} is .*{kind}; .*hedgerow submit"), ray_session(option):
             pass

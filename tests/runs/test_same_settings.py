@@ -102,7 +102,7 @@ def test_only_edits_that_determine_numbers_are_refused(stopped, calm):
 def test_rounds_outputs_and_resources_may_change_freely(stopped, calm):
     edits = [
         ("rounds", 4), ("name", "renamed"), ("checkpoints.every", 2), ("tracking.patience", 5.0),
-        ("evaluation.targets", [0.2]), ("resources.actors", 3), ("resources.wait", 1.0), ("output", "elsewhere"),
+        ("evaluation.targets", [0.2]), ("resources.actors", 3), ("resources.timeout", 900.0), ("output", "elsewhere"),
     ]  # fmt: skip
     edit(stopped, *edits)
     finished = hedgerow.resume(stopped, show=False)
@@ -159,7 +159,7 @@ def test_a_series_of_seeds_does_not_go_on_with_an_edited_file(tmp_path):
 
 
 def test_a_run_in_two_processes_continues_in_one_with_the_same_bits(tmp_path):
-    """Edited from two forked workers to none: the number of shards is that of the start."""
+    """Edited from two forked workers to none: the number of parts of a round is that of the start."""
     workers = {**FILE, "resources": {"executor": "auto", "actors": 2}}
     for name in ("calm", "stopped"):
         (tmp_path / name).mkdir()
@@ -168,11 +168,11 @@ def test_a_run_in_two_processes_continues_in_one_with_the_same_bits(tmp_path):
     short = ["run", str(tmp_path / "stopped/file.yaml"), "--set", "rounds=2"]
     assert CliRunner().invoke(main, short).exit_code == 0
     calm, stopped = (hedgerow.load(next((tmp_path / name).glob("edited-*"))) for name in ("calm", "stopped"))
-    assert stopped.folder.record()["workers"] == 2
+    assert stopped.folder.record()["parts"] == 2
     stopped.folder.update(status="interrupted")
     edit(stopped.folder.path, ("rounds", 3), ("resources.executor", "inline"))
     finished = hedgerow.resume(stopped.folder.path, show=False)
-    assert finished.folder.record()["workers"] == 2
+    assert finished.folder.record()["parts"] == 2
     assert without_clock(finished) == without_clock(calm)
 
 

@@ -19,7 +19,6 @@ from hedgerow.algorithms.optim import gradient
 from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.runtime.assignment import longest_first
 from hedgerow.platform.runtime.autotune import (
     MEASURED_STEPS,
     Measurement,
@@ -28,7 +27,7 @@ from hedgerow.platform.runtime.autotune import (
     candidate_plans,
     tune_plan,
 )
-from hedgerow.platform.runtime.shards import ExecutionPlan
+from hedgerow.platform.runtime.shards import ExecutionPlan, longest_first
 from hedgerow.platform.tracking.summary import unscored_warning
 
 DATA = blobs()

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from losses import coordinator, experiment, outcome
 
-from hedgerow.platform.runtime.assignment import longest_first
+from hedgerow.platform.runtime.shards import longest_first
 from hedgerow.platform.runtime.transport import Answer
 
 ALGORITHMS = ["fedavg", "scaffold", "feddyn", "ditto", "toys.Narrow", "toys.Stateful"]
@@ -42,7 +42,7 @@ def test_lost_calls_change_nothing_and_each_is_reported_once(name, late, tmp_pat
         run = coordinator(chosen, folder("lossy") / "run", workers=2, loses=part_losses, late=late)
         assert outcome(run) == calm
         assert len(run.notices) == run.executor.transport.lost
-        assert all("was lost (as it was told) and replaced; its work runs again" in line for line in run.notices)
+        assert all("was lost (as the test wants) and replaced; its work runs again" in line for line in run.notices)
 
     check()
 
@@ -91,7 +91,7 @@ def test_losses_in_a_row_that_no_client_explains_change_nothing(tmp_path):
 def test_a_worker_that_never_works_ends_the_run(tmp_path):
     chosen = experiment("fedavg")
     run = coordinator(chosen, tmp_path / "start", loses=lambda number, worker, method, arguments: method == "start")
-    with pytest.raises(RuntimeError, match="worker 0 could not be started 5 times in a row: as it was told"):
+    with pytest.raises(RuntimeError, match="worker 0 could not be started 5 times in a row: as the test wants"):
         run.run_round()
     run = coordinator(chosen, tmp_path / "test", loses=lambda number, *call: "on='test'" in str(call))
     with pytest.raises(RuntimeError, match="a worker was lost 3 times in a row while it ran `run`"):

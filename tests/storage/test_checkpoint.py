@@ -279,7 +279,11 @@ def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone
     shutil.copytree(saved, parent)
     good, gone = checkpoints(parent)
     mine = start(tmp_path / "mine" / "checkpoints")
-    trial = SimpleNamespace(coordinator=mine, members=[SimpleNamespace(folder=RunFolder(tmp_path / "mine"))])
+    folder = RunFolder(tmp_path / "mine")
+    folder.update(status="running", created="", data_root=None, versions={}, git_commit=None)
+    # It takes over its first model. What a copy writes into the folder of the run is tested with the search.
+    members = [SimpleNamespace(folder=folder)]
+    trial = SimpleNamespace(coordinator=mine, members=members, copies=1, _become=lambda variant, member: None)
     token = {"folder": str(tmp_path / "theirs"), "checkpoint": str(parent / "round-00000003"), "reported": 3}
     (tmp_path / "experts.json").write_text(json.dumps([token]))
     FederatedTrainable.load_checkpoint(trial, tmp_path)

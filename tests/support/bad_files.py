@@ -323,7 +323,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "a key of another framework",
         add("resources: {gpus_per_actr: 1}"),
-        (":19: resources.gpus_per_actr is not a known key; did you mean 'gpus_per_actor'?",),
+        (":19: resources.gpus_per_actr is not a key here; did you mean 'gpus_per_actor'?",),
     ),
     ("actors", add("resources: {actors: autoo}"), (":19: resources.actors must be a whole number or auto", "'auto'?")),
     (

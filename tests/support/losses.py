@@ -31,7 +31,7 @@ class Losing(InProcess):
         else:
             self._calls.popleft()
         self.built.pop(worker, None)
-        return [Answer(worker, lost="as it was told")]
+        return [Answer(worker, lost="as the test wants")]
 
 
 def experiment(name: str, **settings):

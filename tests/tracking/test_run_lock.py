@@ -247,14 +247,16 @@ def test_the_rounds_of_another_process_stay_when_this_one_was_suspended_in_a_wri
         coordinator = build_coordinator([wanted], *check(wanted, None), [tmp_path / "checkpoints"], lock.claim)
         coordinator.run_round()
         coordinator.save()
-        save_states = coordinator.executor.save_states
+        store = coordinator.executor.stores[0]
+        save = store.save
 
-        def suspended(expert, folder, round):
-            save_states(expert, folder, round)
+        def suspended(folder):
+            linked = save(folder)
             (tmp_path / ".lock" / "00000002").write_text("{}\n")
             shutil.copytree(tmp_path / "checkpoints" / "round-00000001", tmp_path / "checkpoints" / "round-00000020")
+            return linked
 
-        coordinator.executor.save_states = suspended
+        store.save = suspended
         with pytest.raises(UserError, match="was taken over by another process"):
             coordinator.run_round()
     assert (tmp_path / "checkpoints" / "round-00000020").exists()

@@ -67,7 +67,7 @@ def test_it_has_every_key_with_its_value_and_its_description(here):
     assert len(found) > 50
     for description in found:
         assert description in told
-    assert "one of auto, ray, inline" in told
+    assert "one of auto, inline, processes, ray" in told
     assert max(map(len, text.splitlines())) <= 120
 
 

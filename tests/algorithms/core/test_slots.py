@@ -306,7 +306,7 @@ def test_checkpoints_of_earlier_versions_go_on_or_are_refused_in_a_sentence(tmp_
     first = run(FedAvgTopK, folder=tmp_path / "top_k")
     next(first)
     first.save()
-    with pytest.raises(UserError, match="an earlier version wrote them; start a new run"):
+    with pytest.raises(UserError, match="are not those of this algorithm; start a new run"):
         list(run("fedavg", folder=tmp_path / "top_k", transforms=[{"kind": "top_k", "entries": 10}]))
 
 

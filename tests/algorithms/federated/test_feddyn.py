@@ -45,12 +45,10 @@ def ragged(kind, hyper=None, folder=None, **settings) -> SingleRun:
 
 def states_of(run: SingleRun) -> dict[int, dict]:
     """The final states of the clients that took part, by id."""
-    run.states.enter(run.round + 1, 0, run.round)
-    return {
-        int(client): tree_map(lambda leaf, row=row: leaf[row], states)
-        for clients, states in run.states.shards()
-        for row, client in enumerate(clients)
-    }
+    initial = run.servers[0].algorithm.init_client()
+    rows = (run.states.read(np.array([client])) for client in range(len(RAGGED)))
+    states = enumerate(tree_map(lambda leaf: leaf[0], row) for row in rows)
+    return {client: state for client, state in states if not identical(state, initial)}
 
 
 # ---- identities -----------------------------------------------------------------------------------------------------

@@ -41,7 +41,6 @@ from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import apply_override, load_experiment, parse_experiment
-from hedgerow.platform.config.old_spellings import current_states
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
@@ -105,7 +104,6 @@ def test_an_objective_that_is_the_tasks_loss_changes_no_bit(method, engine):
     runs[1] = SingleRun([learner], worker, [None])
     records = [list(one) for one in runs]
     assert identical(model(runs[0]), model(runs[1]))
-    runs[1].states.enter(4, 0, 3)
     rounds = runs[1].states.read(np.arange(4))["objective"]["rounds"]
     assert rounds.sum() == sum(record["participants"] for record in records[1])
     assert records[1][0]["train_participated"] == 1
@@ -185,7 +183,6 @@ def test_an_objective_goes_with_transforms_and_a_server_optimizer():
     assert distance(model(loop), model(batched)) < 1e-4
     assert distance(model(loop), task().init()) > 1e-3
     # Client states hold the method's and the objective's.
-    loop.states.enter(4, 0, 3)
     assert set(loop.states.read(np.arange(4))) == {"c", "objective"}
     assert all(np.isfinite(record["train_guide_loss"]) for record in records[0])
 
@@ -310,12 +307,3 @@ def test_searches_may_use_the_former_spelling():
     sections = [{"name": "fedavg", "side": {"kind": "stability", "alpha": alpha}} for alpha in (0.1, 0.2)]
     found = parse_search(file(search={"kind": "grid", "space": {"algorithm": {"grid": sections}}}))
     assert [found.trial(one).objective.alpha for one in found.configurations] == [0.1, 0.2]
-
-
-def test_client_states_of_earlier_checkpoints_are_read():
-    initial = {"g": torch.zeros(2), "objective": {"multiplier": torch.zeros(())}}
-    states = {"g": torch.ones(3, 2), "multiplier": torch.ones(3)}
-    now = {"g": states["g"], "objective": {"multiplier": states["multiplier"]}}
-    assert current_states(states, initial) == now
-    assert current_states(now, initial) == now
-    assert current_states(states, {"g": torch.zeros(2), "multiplier": torch.zeros(())}) == states

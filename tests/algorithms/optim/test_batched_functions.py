@@ -398,7 +398,7 @@ def test_options_of_an_embedding_that_act_in_its_backward_need_torch_func(option
         )
 
 
-@pytest.mark.parametrize("function", named("max", "min"), ids=str)
+@pytest.mark.parametrize("function", [torch.max, torch.Tensor.max, torch.min, torch.Tensor.min])
 def test_a_maximum_of_all_entries_needs_torch_func_where_equal_ones_share_the_gradient(function):
     with pytest.raises(TransformNeededError):
         torch.func.vmap(directly(lambda w, inputs: function(w["table"])))({"table": TABLES}, {})
