@@ -29,6 +29,7 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, su
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.runtime.shards import ObjectsLost, WorkShard
+from hedgerow.platform.runtime.state_store import release_maps
 from hedgerow.platform.runtime.transport import Answer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -81,6 +82,7 @@ class ClientActor:
     def unload_run(self) -> None:
         """Release the run that has ended."""
         self.worker = None
+        release_maps()
         free_memory()
 
     def call(self, method: str, arguments: bytes, broadcasts: Any, apart: bool, *blocks: np.ndarray) -> Any:

@@ -149,8 +149,7 @@ class MappedFile:
         self.width, self.folder, self.rows, self._allocated = width, folder, 0, 0
         own = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
         # Where the system has such a path, the file itself is removed at once: it cannot outlive its process.
-        self.path = str(own) if own.exists() else name
-        self._name = None if own.exists() else name
+        self.name, self.path = name, str(own) if own.exists() else name
         if own.exists():
             Path(name).unlink()
         self._map: Tensor | None = None
@@ -186,31 +185,38 @@ class MappedFile:
         """Remove the file."""
         self._map = None
         os.close(self._descriptor)
-        if self._name:
-            Path(self._name).unlink(missing_ok=True)
+        if self.path == self.name:
+            Path(self.name).unlink(missing_ok=True)
 
     def __reduce__(self) -> Any:
-        return _MappedThere, (self.path, self.rows, self.width)
+        return _MappedThere, (self.name, self.path, self.rows, self.width)
 
 
 @dataclass(frozen=True)
 class _MappedThere:
-    """The file of another process."""
+    """The file of another process. name: its first one, since a later file may have the same path."""
 
+    name: str
     path: str
     rows: int
     width: int
 
     @property
     def records(self) -> Tensor:
-        known = _maps.get(self.path)
-        if known is None or known.shape != (self.rows, self.width):
-            _maps[self.path] = known = _mapped(self.path, self.rows, self.width)
+        name, known = _maps.get(self.path, ("", None))
+        if known is None or name != self.name or len(known) != self.rows:
+            known = _mapped(self.path, self.rows, self.width)
+            _maps[self.path] = self.name, known
         return known
 
 
-_maps: dict[str, Tensor] = {}
-"""Files of other processes that this process has mapped."""
+_maps: dict[str, tuple[str, Tensor]] = {}
+"""Names and rows of the files of other processes that this process has mapped, by their paths."""
+
+
+def release_maps() -> None:
+    """Release the files of other processes, whose memory lasts until nobody maps them."""
+    _maps.clear()
 
 
 def _mapped(path: str, rows: int, width: int) -> Tensor:

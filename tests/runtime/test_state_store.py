@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -278,3 +279,21 @@ def test_a_state_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"a leaf of \(3,\) torch.float32 cannot become \(4,\) torch.float32"):
         rows.write(np.arange(2), {"x": torch.zeros(2, 4)}, store.layout)
     store.close()
+
+
+def test_a_process_that_serves_several_runs_maps_the_file_of_the_run():
+    """Where one run ends and the next begins, its file may have the same descriptor and the same size."""
+    paths = []
+    for seed in range(2):
+        store, reference = MappedStates(INITIAL, CLIENTS), Reference()
+        rows = store.rows(EVERYONE, keeps=True)
+        there = pickle.loads(pickle.dumps(rows))
+        states = some_states(seed, CLIENTS)
+        there.write(EVERYONE, states, store.layout)
+        store.keep(EVERYONE, rows, np.ones(CLIENTS, bool), [])
+        reference.keep(EVERYONE, states)
+        assert equal(states_of(store), reference.read())
+        paths.append(store.file.path)
+        store.close()
+    if Path("/proc/self/fd").exists():
+        assert paths[0] == paths[1]
