@@ -31,7 +31,7 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, combine
 from hedgerow.platform.runtime.engine import Answers, Samples, run_clients
 from hedgerow.platform.runtime.evaluation import validate
 from hedgerow.platform.runtime.shards import EVALUATION, ExecutionPlan, WorkShard
-from hedgerow.platform.runtime.worker import deal
+from hedgerow.platform.runtime.worker import samples_of_places
 from hedgerow.platform.schedules.events import Group
 from hedgerow.platform.schedules.stale_round import stale_round
 
@@ -96,7 +96,9 @@ def _dry_run(
         clients, population = np.flatnonzero(sizes)[[0] if large else [0, -1]], len(partition)
     clients = np.unique(clients)
     cohort = Cohort(1, clients, np.minimum(sizes[clients], samples), population, 1, experiment.seed)
-    dealt = {place: _few(some, samples) for place, some in deal(dataset, partition, algorithm.task).items()}
+    dealt = {
+        place: _few(some, samples) for place, some in samples_of_places(dataset, partition, algorithm.task).items()
+    }
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # The run itself shows the warnings that matter.
         warnings.simplefilter("ignore")

@@ -58,7 +58,7 @@ def _shards(samples: int) -> Slices:
     return Slices(starts, np.minimum(samples - starts, TEST_SHARD))
 
 
-def deal(
+def samples_of_places(
     dataset: Dataset,
     partition: Partition,
     task: Task,
@@ -120,7 +120,7 @@ class Worker:
         self.algorithms = algorithms
         self.seed = seed
         self.layouts = [StateLayout(initial_state(algorithm, track_models)) for algorithm in algorithms]
-        self.samples = deal(dataset, partition, task, self._load, PREPARED)
+        self.samples = samples_of_places(dataset, partition, task, self._load, PREPARED)
         # Memory that earlier workers held in the same process does not count.
         reset_peak(self.device)
         self.at_rest = memory_in_use(self.device)
