@@ -19,6 +19,7 @@ from reservations import free_reservations
 from trainables import Scripted, loss_of
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge
@@ -113,6 +114,12 @@ def search(
 def restored(folder: Path, filesystem: Any = None) -> tune.Tuner:
     trainable = tune.with_resources(Scripted, {"cpu": 2})
     return tune.Tuner.restore(str(folder / "tune"), trainable, storage_filesystem=filesystem)
+
+
+def with_another_configuration(line: str) -> str:
+    """A line of a journal, where the expert has another configuration."""
+    values = json.loads(line)
+    return seal(values | {"configuration": f"f{values['configuration']}"}) if "configuration" in values else line
 
 
 def refuses(folder: Path, message: str) -> None:
@@ -284,6 +291,9 @@ class TestRestore:
         journal.write_bytes(journal.with_suffix(".b").read_bytes())
         refuses(tmp_path, "is not a journal of this search: `experts` is 6 in it and 5 here")
         journal.write_bytes(own.replace(b'"configuration": "', b'"configuration": "f', 1))
+        refuses(tmp_path, r"hedge\.jsonl:\d+ is damaged \(it does not match its checksum\)")
+        # Also one that is intact.
+        journal.write_text("".join(with_another_configuration(line) + "\n" for line in own.decode().splitlines()))
         refuses(tmp_path, r"not a journal of this search: expert . has another configuration in it")
         journal.write_bytes(own)
         scheduler = finish(restored(tmp_path))
