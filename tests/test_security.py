@@ -405,6 +405,21 @@ def test_a_command_imports_nothing_from_the_working_directory(here, tmp_path):
 # ---- run folders of other people -------------------------------------------------------------------------------------
 
 
+def test_ray_imports_nothing_from_the_working_directory(here, tmp_path):
+    for name in ("cloudpickle", "jinja2", "yaml"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / name)!r}, 'w')")
+    session = (
+        "import sys, json; del sys.path[0]; import ray; from hedgerow.platform.actors.session import ray_session\n"
+        "def look():\n    return sys.path, list(sys.modules)\n"
+        "with ray_session():\n    print(json.dumps(ray.get(ray.remote(look).remote())))"
+    )
+    done = subprocess.run([sys.executable, "-c", session], capture_output=True, text=True, check=True)
+    path, modules = json.loads(done.stdout)
+    assert not {"", str(here)} & set(path)
+    assert "hedgerow.platform.actors.ray_transport" in modules, "it was not imported in advance"
+    assert set(tmp_path.iterdir()) == {here}
+
+
 @pytest.fixture
 def started(here):
     """An interrupted run of this user, without its model."""

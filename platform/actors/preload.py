@@ -10,7 +10,7 @@ from importlib import import_module
 
 gc.disable()
 try:
-    for _module in ("torch", "hedgerow.platform.actors.client_actor"):
+    for _module in ("torch", "hedgerow.platform.actors.ray_transport"):
         import_module(_module)
     gc.freeze()
 finally:

@@ -22,6 +22,7 @@ from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.ray_private import (
     check_version,
     host_and_port,
+    job_settings,
     listens_by_default,
     set_listening,
     without_node_dumps,
@@ -174,7 +175,7 @@ def _init(address: str, **settings: Any) -> None:
     before = _get_handler(signal.SIGTERM)
     try:
         with without_node_dumps():
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **settings)
+            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, job_config=job_settings(), **settings)
     finally:
         # Ray's own handler prints a native stack, and aborts the process three seconds later.
         _set_handler(signal.SIGTERM, before)

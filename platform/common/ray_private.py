@@ -90,6 +90,22 @@ class _WithoutNodeDumps:
         return key, None if message and message.get("type") in NODE_LOSS else message
 
 
+def job_settings() -> Any:
+    """Settings of a job for `ray.init`: its processes find no modules in this process's working directory.
+
+    Ray puts this folder, and that of the script, first on their import path, so that a module there takes the place of
+    an installed one. It has no argument for this. Fallback: they are there.
+    """
+    from ray.job_config import JobConfig
+
+    class WithoutFolders(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            """Whether the job's own files are elsewhere."""
+            return True
+
+    return WithoutFolders()
+
+
 def system_memory() -> int:
     """Memory of this machine or container in bytes. Fallback: memory of the machine."""
     try:

@@ -32,8 +32,8 @@ from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.models.vmap_check import fingerprint
 
-CLIENTS, SAMPLES = 2, 3
-"""Clients, and samples of each, in the trial under vmap."""
+CLIENTS, SAMPLES, REAL = 2, 4, 2
+"""Clients, samples of each, and those of the second one that are not padding, in the trial under vmap."""
 
 DRAWS = "some of its layers draw from torch's generator by a function that has no keyed form"
 
@@ -223,8 +223,9 @@ def _differing(before: Mapping[Any, tuple[Any, Any]], after: Mapping[Any, tuple[
 def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, ...], is_tokens: bool) -> str | None:
     """Reason why a module cannot be trained for several clients at once, found in a trial; None if it can.
 
-    In the trial, two clients have their own parameters, buffers and samples, and one of them a padded mini-batch. Their
-    gradients must be those of one client after the other, without padding.
+    In the trial, two clients have their own samples, and one of them a padded mini-batch. They have their own
+    parameters and buffers, or share them, as in their first step and in evaluation. Their gradients and outputs must be
+    those of one client after the other, without padding.
     """
     if mode is not None and mode.seeds_torch:
         return DRAWS
@@ -234,51 +235,70 @@ def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, 
         return "a call changes its parameters in place"
     if mode is not None and (own := sorted(set(mode.buffers) - _tracked(module))):
         return f"padding of mini-batches would enter {own[0]!r}, which the model itself updates"
-    w = {name: torch.stack([p.detach()] * CLIENTS) for name, p in trainable(module).items()}
+    shared = {name: p.detach() for name, p in trainable(module).items()}
     initial = {} if mode is None else mode.initial(module)
+    # Slightly different ones, since a client may be given those of another.
+    w = {name: torch.stack([p, 1.01 * p]) for name, p in shared.items()}
     buffers = {name: torch.stack([buffer] * CLIENTS) for name, buffer in initial.items()}
     x = _samples(CLIENTS * SAMPLES, shape, is_tokens).unflatten(0, (CLIENTS, SAMPLES))
-    x[1, -1] = x[1, 0]
+    x[1, REAL:] = x[1, 0]
     mask = torch.ones(CLIENTS, SAMPLES)
-    mask[1, -1] = 0
+    mask[1, REAL:] = 0
     keys = torch.arange(2 * CLIENTS).view(CLIENTS, 2)
 
-    def one(w: Any, buffers: Any, x: Tensor, key: Tensor, mask: Tensor | None = None, is_direct: bool = False) -> Any:
+    def outputs(w: Any, buffers: Any, x: Tensor, key: Any = None, mask: Any = None, training: bool = False) -> Tensor:
+        if mode is None:
+            return call(module, w, x)
+        context = LayerContext(mode, training, buffers, key)
+        context.note("train", 0, Batch(x, x, mask, 1.0 if mask is None else mask.any().float()))
+        return context.call(module, w, x)
+
+    def slopes(w: Any, buffers: Any, x: Tensor, key: Tensor, mask: Any = None, is_direct: bool = False) -> Any:
         def loss(w: dict[str, Tensor]) -> Tensor:
-            if mode is None:
-                outputs = call(module, w, x)
-            else:
-                context = LayerContext(mode, True, buffers, key)
-                context.note("train", 0, Batch(x, x, mask, 1.0 if mask is None else mask.any().float()))
-                outputs = context.call(module, w, x)
-            values = outputs.reshape(len(x), -1).logsumexp(-1)
+            values = outputs(w, buffers, x, key, mask, training=True).reshape(len(x), -1).logsumexp(-1)
             return values.mean() if mask is None else (values * mask).sum() / mask.sum()
 
         with direct_gradients() if is_direct else nullcontext():
             return gradient_and_value(loss)(w)[0]
 
-    def together(is_direct: bool) -> Any:
-        return torch.func.vmap(partial(one, is_direct=is_direct), randomness="error")(w, buffers, x, keys, mask)
+    def both(function: Callable[..., Any]) -> tuple[Any, Any]:
+        own = torch.func.vmap(function, randomness="error")(w, buffers, x, keys, mask)
+        shares = torch.func.vmap(function, (None, None, 0, 0, 0), randomness="error")
+        return own, shares(shared, initial, x, keys, mask)
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # As in a client step.
             try:
-                found = together(is_direct=True)
+                found = both(partial(slopes, is_direct=True))
             except Exception:
-                found = together(is_direct=False)
+                found = both(slopes)
+            evaluated = both(outputs)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         return f"it fails for several clients at once under torch.func.vmap: {reason.rstrip('.')}"
     for client, real in enumerate(mask.bool()):
         mine, kept = ({name: value[client] for name, value in tree.items()} for tree in (w, buffers))
-        expected = one(mine, kept, x[client][real], keys[client])
-        size = max(float(slope.abs().max()) for slope in expected.values() if slope.numel())
-        for name, slope in expected.items():
-            if not torch.allclose(found[name][client], slope, rtol=0, atol=TOLERANCE * size, equal_nan=True):
-                return f"with padded mini-batches, the gradient of {name!r} for several clients at once is another one"
+        for i, (own, state) in enumerate(((mine, kept), (shared, initial))):
+            expected = slopes(own, state, x[client][real], keys[client])
+            size = max(float(slope.abs().max()) for slope in expected.values() if slope.numel())
+            with torch.no_grad():
+                scores = outputs(own, state, x[client][real])
+            others = [
+                f"the gradient of {name!r}"
+                for name, slope in expected.items()
+                if not _close(found[i][name][client], slope, size)
+            ]
+            if not _close(evaluated[i][client][real], scores, float(scores.nan_to_num().abs().max())):
+                others.append("the output")
+            if others:
+                return f"with padded mini-batches, {others[0]} for several clients at once is another one"
     return None
+
+
+def _close(found: Tensor, expected: Tensor, size: float) -> bool:
+    return torch.allclose(found, expected, rtol=0, atol=TOLERANCE * size, equal_nan=True)
 
 
 TOLERANCE = 1e-3

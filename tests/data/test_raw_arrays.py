@@ -92,6 +92,12 @@ def test_digits_that_float32_does_not_keep_are_refused():
         build(images)
     with pytest.raises(UserError, match="in y_train, target 0, that differ"):
         build(X, far[:, 2])
+    # float64 does not keep them either.
+    for large in (2**60 + np.arange(60), np.uint64(2**63) + np.arange(60, dtype=np.uint64)):
+        with pytest.raises(UserError, match="in x_train, feature 0, that differ in digits"):
+            build(large[:, None])
+    exact = 2**60 + 2**40 * Y[:, None]
+    assert np.array_equal(build(exact).x_train, exact)
     # Near enough, whole numbers that float32 has, a constant, and a constant but for the rounding of float64.
     kept = np.stack([1e6 + Y, 2.0**30 + 2.0**7 * Y, np.full(60, 0.1), 0.1 + 1e-17 * RNG.normal(size=60)], 1)
     kept[::2, 3] = np.nextafter(0.1, 1)

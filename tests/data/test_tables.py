@@ -251,6 +251,16 @@ def test_digits_that_float32_does_not_keep_are_refused(tmp_path, kind):
     write(tmp_path, kind, TABLE.assign(seconds=seconds - seconds.min()))
     data = loaded(tmp_path, **settings, features=["seconds"])
     assert data.x_train.ravel().tolist() == (40 * Y).tolist()
+    write(tmp_path, kind, TABLE.assign(seconds=2**60 + Y))
+    found = refusal(tmp_path, **settings, features=["seconds"])
+    assert "column 'seconds'" in found
+    assert "has whole numbers above 9e15 that differ in digits which floats do not keep" in found
+
+
+def test_infinity_among_the_labels_of_a_regression_is_no_class(tmp_path):
+    path = write(tmp_path, "csv", TABLE.assign(target=["inf", *(f"{y}.5" for y in Y[1:])]))
+    found = refusal(tmp_path, name="csv", path=path, label="target", features=["x0"])
+    assert "has NaN or infinity in y_train, sample 0" in found
 
 
 @pytest.mark.parametrize(

@@ -482,6 +482,9 @@ def test_a_padding_row_of_an_embedding_stays_as_it_is(mode):
         ("Counting", "a call changes its attribute 'calls'"),
         ("Constrained", "a call changes its parameters in place"),
         ("Centred", "with padded mini-batches, the gradient of '1.weight' for several clients at once is another one"),
+        ("Reversed", "with padded mini-batches, the gradient of '1.weight' for several clients at once is another one"),
+        ("Cell", "fails for several clients at once under torch.func.vmap: output with shape"),
+        ("RawEvaluation", "fails for several clients at once under torch.func.vmap: accessing `data`"),
     ],
 )
 def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_path):

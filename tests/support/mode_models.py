@@ -232,3 +232,35 @@ def nothing():
 
 
 not_callable = 3
+
+
+class Cell(nn.Module):
+    """A recurrent cell without a first state: torch adds in place to a product that clients share in their first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.LSTMCell(64, 12), nn.Linear(12, 10)
+
+    def forward(self, x):
+        return self.out(self.cell(x.flatten(1))[0])
+
+
+class Reversed(nn.Sequential):
+    """Each sample has the output of another one of its mini-batch."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return super().forward(x).flip(0)
+
+
+class RawEvaluation(nn.Sequential):
+    """Evaluation mode has a function that torch refuses for several clients at once."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.1))
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        return outputs if self.training else outputs * (outputs.data.sum() != 0)

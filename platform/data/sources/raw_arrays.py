@@ -274,6 +274,8 @@ def _check_digits(
     count = x.size / x.shape[channel]
     mean, deviation = shift + total / count, np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
     lost = (np.sqrt(errors / count) > ROUNDING * deviation) & (deviation > NOISE * np.abs(mean))
+    if x.dtype.kind in "iu":
+        lost |= are_rounded(x, np.float32, others).reshape(lost.shape)
     if lost.any():
         number = int(lost.argmax())
         where = f"{word} {number}" if word else _feature(number, columns)
@@ -282,6 +284,18 @@ def _check_digits(
             f"{mean.flat[number]:.6g} and their standard deviation {deviation.flat[number]:.3g}; subtract a constant "
             "from them, such as the smallest value, or leave them out"
         )
+
+
+def are_rounded(x: np.ndarray, kind: type[np.floating[Any]], axes: tuple[int, ...]) -> np.ndarray:
+    """Whether floats of this kind round away the digits in which whole numbers differ along some axes."""
+    low, high = x.min(axes).ravel(), x.max(axes).ravel()
+    # As Python's numbers, which have no limits.
+    spans = np.array([int(b) - int(a) for a, b in zip(low, high, strict=True)], np.float64)
+    sizes = np.maximum(np.abs(low.astype(np.float64)), np.abs(high.astype(np.float64)))
+    close = (spans > 0) & (np.spacing(sizes.astype(kind)) > ROUNDING * spans)
+    parts = blocks(x) if close.any() else ()
+    rounded = [(x[part] != x[part].astype(kind).astype(x.dtype)).any(axes).ravel() for part in parts]
+    return close & np.any([np.zeros_like(close), *rounded], axis=0)
 
 
 def _normalisation(x: np.ndarray, at: str, tokens: bool, mean: Any, std: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.mapped_arrays import empty
-from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
+from hedgerow.platform.data.sources.raw_arrays import RawSplit, are_rounded, build_dataset
 from hedgerow.platform.data.sources.source import Source
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ROWS = 20_000
 WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
 """Whole numbers of 64 bits in their usual spelling."""
 
-DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|infinity)", re.IGNORECASE)
 
 TRUTH_VALUES = ({"False", "True"}, {"false", "true"}, {"FALSE", "TRUE"})
 
@@ -338,7 +338,13 @@ def _numbers(values: "Series[Any]", column: str, path: Path, row: int, columns: 
             f"task.data.features: column {column!r} of {path} has values that are not numbers, such as "
             f"{_text(array)!r}; name it in task.data.one_hot if it is a category, or leave it out of task.data.features"
         )
-    return array.reshape(len(array), -1).astype(np.float64)
+    array = array.reshape(len(array), -1)
+    if array.dtype.kind in "iu" and are_rounded(array, np.float64, (0,)).any():
+        raise UserError(
+            f"task.data.features: column {column!r} of {path} has whole numbers above 9e15 that differ in digits which "
+            "floats do not keep; subtract a constant from them, such as the smallest value, or leave them out"
+        )
+    return array.astype(np.float64)
 
 
 def _text(array: np.ndarray) -> Any:
