@@ -235,7 +235,7 @@ not_callable = 3
 
 
 class Cell(nn.Module):
-    """A recurrent cell without a first state: torch adds in place to a product that clients share in their first step."""
+    """A recurrent cell without a first state: torch adds to a product that clients share in their first step."""
 
     def __init__(self):
         super().__init__()
