@@ -122,6 +122,8 @@ class ObjectStates:
 
     def save(self, folder: Path) -> dict[str, Fingerprint]:
         """See StateStore."""
+        # A round that failed is saved before it runs again from its beginning.
+        self.begin()
         linked = self._files.save(folder, self._gathered, np.flatnonzero(self._final[0]))
         self._drop_unused()
         return linked
@@ -145,7 +147,6 @@ class ObjectStates:
 
     def _gathered(self, clients: np.ndarray) -> Tree:
         """Final states of some clients, which are put anew, in one block."""
-        assert not self._written, "states are saved between rounds"
         rows = self.rows(clients, keeps=False)
         try:
             rows.blocks = ray.get(rows.blocks)

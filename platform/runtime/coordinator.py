@@ -1,7 +1,7 @@
 """The coordinator of a run: advances its servers round by round, and saves checkpoints."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +115,11 @@ class Coordinator:
         self._record_plans()
         for variant in records:
             self.on_round(variant, self.servers[variant])
-        while self._late:
-            self._save_variant(self._late.pop())
+        late, self._late = self._late, set()
         every = self.servers[0].experiment.checkpoints.every
         is_best = any(self.servers[variant].has_best_round for variant in records)
-        if self.done or (every and self.round % every == 0) or is_best:
-            self.save()
+        is_due = self.done or (every and self.round % every == 0) or is_best
+        self._save(range(len(self.servers)) if is_due else late)
         return records
 
     def next_round(self) -> dict[int, RoundRecord]:
@@ -129,13 +128,14 @@ class Coordinator:
         target = self.servers[variants[0]].round + 1
         while behind := [v for v in self._variants_to_advance() if self.servers[v].round < target]:
             try:
-                self._run_in_lockstep(behind)
-            except ChunkTooLarge as error:
-                self._halve_chunk(error, target)
-            except ClientCrashed as error:
-                self._leave_out(error, target)
-            except ObjectsLost as error:
-                self._go_back(error)
+                try:
+                    self._run_in_lockstep(behind)
+                except ChunkTooLarge as error:
+                    self._halve_chunk(error, target)
+                except ClientCrashed as error:
+                    self._leave_out(error, target)
+            except ObjectsLost as lost:
+                self._go_back(lost)
         return {variant: self.servers[variant].history[-1] for variant in variants}
 
     @property
@@ -249,7 +249,20 @@ class Coordinator:
 
         Raises UserError when another process has taken over the run.
         """
-        return [self._save_variant(variant) for variant in range(len(self.servers))]
+        return self._save(range(len(self.servers)))
+
+    def _save(self, variants: Collection[int]) -> list[Path]:
+        """Same as `save`, for some variants. If states were lost with their node, the rounds since the last checkpoints
+        run again first.
+        """
+        reached = [server.round for server in self.servers]
+        while True:
+            try:
+                return [self._save_variant(variant) for variant in variants]
+            except ObjectsLost as lost:
+                self._go_back(lost)
+                while any(server.round < round for server, round in zip(self.servers, reached, strict=True)):
+                    self.next_round()
 
     def _save_variant(self, variant: int) -> Path:
         """Write a checkpoint of one variant, as `save` does; returns its folder."""

@@ -116,7 +116,7 @@ class StateStore(Protocol):
         ...
 
     def save(self, folder: Path) -> dict[str, Fingerprint]:
-        """Write the final states into the folder of a new checkpoint.
+        """Write the final states into the folder of a new checkpoint, between rounds or before a round runs again.
 
         Files that have not changed since the last checkpoint are linked, and returned with their fingerprints.
         """

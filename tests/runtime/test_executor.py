@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from losses import coordinator, experiment, outcome
 
-from hedgerow.platform.runtime.shards import longest_first
+from hedgerow.platform.runtime.shards import ObjectsLost, longest_first
 from hedgerow.platform.runtime.transport import Answer
 
 ALGORITHMS = ["fedavg", "scaffold", "feddyn", "ditto", "toys.Narrow", "toys.Stateful"]
@@ -45,6 +45,35 @@ def test_lost_calls_change_nothing_and_each_is_reported_once(name, late, tmp_pat
         assert all("was lost (as the test wants) and replaced; its work runs again" in line for line in run.notices)
 
     check()
+
+
+class Forgetful:
+    """Wraps a store whose states are lost before some of its checkpoints are written."""
+
+    def __init__(self, inner, loses):
+        self.inner, self.loses, self.saves = inner, loses, 0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def save(self, folder):
+        self.saves += 1
+        if self.saves in self.loses:
+            raise ObjectsLost("a node died")
+        return self.inner.save(folder)
+
+
+@pytest.mark.parametrize("loses", [{1}, {2}, {3}, {2, 3}])
+def test_states_that_are_lost_before_they_are_saved_change_nothing(loses, tmp_path):
+    chosen = experiment("scaffold")
+    calm = outcome(coordinator(chosen, tmp_path / "calm"))
+    run = coordinator(chosen, tmp_path / "run")
+    run.executor.stores[0] = Forgetful(run.executor.stores[0], loses)
+    assert outcome(run) == calm
+    assert len(run.notices) == len(loses)
+    assert all("results were lost with their node (a node died)" in notice for notice in run.notices)
+    resumed = coordinator(chosen, tmp_path / "run")
+    assert resumed.done
 
 
 def _runs(arguments, client: int) -> bool:
