@@ -677,13 +677,18 @@ def test_a_secret_variable_is_recorded_by_its_name(here, monkeypatch):
     ("line", "said"),
     [
         ("output: ${env:MY_TOKEN}/runs", "the value of MY_TOKEN looks like a secret and would be recorded"),
+        ("output: ${env:PGPASS}/runs", "the value of PGPASS looks like a secret"),
+        ("output: ${env:MYSQL_PWD}/runs", "the value of MYSQL_PWD looks like a secret"),
+        ("output: ${env:GH_PAT}/runs", "the value of GH_PAT looks like a secret"),
+        ("output: ${env:SLACK_WEBHOOK_URL}/runs", "the value of SLACK_WEBHOOK_URL looks like a secret"),
         ("output: ${env:STORE}", "the value of STORE looks like a secret and would be recorded"),
         ("evaluation: {target_metric: '${env:PLACE}'}", "a variable cannot be used here"),
     ],
 )
 def test_other_keys_take_no_secrets(line, said, here, monkeypatch):
-    for name, value in {"MY_TOKEN": "geheim", "STORE": "s3://me:geheim@bucket", "PLACE": "geheim"}.items():
-        monkeypatch.setenv(name, value)
+    for name in ("MY_TOKEN", "PLACE", "PGPASS", "MYSQL_PWD", "GH_PAT", "SLACK_WEBHOOK_URL"):
+        monkeypatch.setenv(name, "geheim")
+    monkeypatch.setenv("STORE", "s3://me:geheim@bucket")
     text = GOOD.replace("evaluation: {targets: [0.01, 0.99]}\n", "") + line
     (here / "good.yaml").write_text(text)
     done = hedgerow("run", "good.yaml")

@@ -267,6 +267,7 @@ class Forked:
         dumped = [experiment.model_dump(mode="json") for experiment in experiments]
         surroundings = str(Path.cwd()), dict(os.environ), Surroundings.here()
         self._load = surroundings, dumped, data, vars(partition)
+        self.timeout = experiments[0].resources.timeout
         self.workers = workers
         self.processes: dict[int, ForkedWorker] = {}
         self._waiting: dict[socket.socket, int] = {}
@@ -277,6 +278,8 @@ class Forked:
         if worker in self.processes:
             self.processes.pop(worker).close()
         self.processes[worker] = ForkedWorker()
+        # A process that is frozen takes nothing from its full socket.
+        self.processes[worker].connection.settimeout(self.timeout or None)
         self.call(worker, "load_run", self._load)
 
     def share(self, trees: list[Tree]) -> Any:
@@ -289,17 +292,20 @@ class Forked:
         try:
             send(connection, (method, arguments, {} if shared is None else {"broadcasts": shared}))
             self._waiting[connection] = worker
-        except OSError:
-            self._lost.append(Answer(worker, lost=self._cause(worker)))
+        except OSError as error:
+            self._lost.append(Answer(worker, lost=self._cause(worker, error)))
 
     def wait(self, seconds: float) -> list[Answer]:
         """See Transport."""
         answers, self._lost = self._lost, []
         for connection in wait(list(self._waiting), 0 if answers else seconds) if self._waiting else ():
             worker = self._waiting.pop(connection)  # type: ignore[arg-type]
-            reply = receive(connection)  # type: ignore[arg-type]
+            try:
+                reply, error = receive(connection), None  # type: ignore[arg-type]
+            except TimeoutError as silence:
+                reply, error = None, silence
             answers.append(
-                Answer(worker, lost=self._cause(worker)) if reply is None else Answer(worker, reply[0], reply[1])
+                Answer(worker, lost=self._cause(worker, error)) if reply is None else Answer(worker, reply[0], reply[1])
             )
         return answers
 
@@ -321,8 +327,11 @@ class Forked:
             process.close()
         self.processes.clear()
 
-    def _cause(self, worker: int) -> str:
-        """Why a process has ended."""
+    def _cause(self, worker: int, error: OSError | None = None) -> str:
+        """Why a process is lost. error: of its connection."""
+        if isinstance(error, TimeoutError):
+            self.processes[worker].end()
+            return f"it moved no data for {self.timeout:g} s, see resources.timeout"
         pid, self.processes[worker].pid = self.processes[worker].pid, None
         return _end_of(pid)
 

@@ -15,7 +15,8 @@ from hedgerow.platform.common.registry import nearest
 ENVIRONMENT = re.compile(r"\$\{env:([^}]*)\}")
 
 SECRET = re.compile(
-    r"token|secret|passw|passphrase|credential|private|apikey|auth|cookie|(?<![a-z])(key|pass)s?(?![a-z])"
+    r"token|secret|passw|passphrase|credential|private|apikey|auth|cookie|webhook|(?<![a-z])(key|pat|dsn)s?(?![a-z])"
+    r"|pass(?![a-z])|_pwd(?![a-z])"
 )
 """Names, in lower case, of variables and settings whose values are secrets."""
 

@@ -98,7 +98,7 @@ class Transformer(Model):
             # Parameters on torch's device "meta" have no values.
             if self.path is None or torch.get_default_device().type == "meta":
                 return auto.from_config(config, **attention)
-            options = {"local_files_only": True, "dtype": torch.float32}
+            options = {"local_files_only": True, "trust_remote_code": False, "dtype": torch.float32}
             return auto.from_pretrained(self.path, config=config, **options, **attention)
         except UserError:
             raise
@@ -124,7 +124,7 @@ class Transformer(Model):
         if not Path(self.path).is_dir():
             raise UserError(f"task.model.path: {self.path} is no folder; give one written by save_pretrained")
         try:
-            return transformers.AutoConfig.from_pretrained(self.path, local_files_only=True)
+            return transformers.AutoConfig.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
         except Exception as error:
             raise UserError(
                 f"task.model.path: {self.path} cannot be read ({one_line(error)}); give a folder of save_pretrained"

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -161,3 +163,41 @@ def test_a_client_that_ends_its_process_each_time_is_left_out(tmp_path):
     # Three losses are reported; then the client is searched for.
     assert len(record["notices"]) == 3
     assert all("was lost (ended by signal SIGKILL" in notice for notice in record["notices"])
+
+
+FROZEN = """
+import os, signal, sys
+import psutil
+from hedgerow import run
+from hedgerow.platform.runs import runner
+
+runner.BEAT = 0.0
+
+
+def freeze(record):
+    if record["round"] == 1:
+        (forks,) = psutil.Process().children()
+        forks.children()[0].send_signal(signal.SIGSTOP)
+
+
+finished = run(sys.argv[1], show=freeze)
+print(finished.warning)
+"""
+
+
+@pytest.mark.exhaustive("kills")
+def test_a_process_that_takes_no_message_is_replaced(tmp_path):
+    """The model is larger than the buffer of a socket."""
+    settings = {
+        "rounds": 3,
+        "resources": {"actors": 2, "timeout": 3},
+        "task__model": {"name": "mlp", "hidden": [20_000]},
+    }
+    experiment = small(tmp_path / "runs", **settings)
+    file = tmp_path / "file.yaml"
+    file.write_text(dump_experiment(experiment))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FROZEN, str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert "was lost (it moved no data for 3 s, see resources.timeout) and replaced" in done.stdout, done.stderr
+    assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)

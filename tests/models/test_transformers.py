@@ -226,3 +226,14 @@ def test_a_missing_package_is_named(package, root, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"the package `{package}`, .* `pip install 'hedgerow\[huggingface\]'`"):
         fresh(lm(lora=LORA), root)
+
+
+def test_the_code_in_a_folder_is_not_run_and_nobody_is_asked(root, monkeypatch):
+    folder = root / "evil"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}')
+    (folder / "evil.py").write_text(f"open({str(root / 'mark')!r}, 'w')")
+    monkeypatch.setattr("builtins.input", lambda *question: "y")
+    with pytest.raises(UserError, match=r"task\.model\.path: .* cannot be read"):
+        fresh({"name": "transformer_lm", "path": str(folder)}, root)
+    assert not (root / "mark").exists()
