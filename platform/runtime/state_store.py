@@ -215,7 +215,7 @@ _maps: dict[str, tuple[str, Tensor]] = {}
 
 
 def release_maps() -> None:
-    """Release the files of other processes, whose memory lasts until nobody maps them."""
+    """Release the files of other processes, whose memory lasts until no process maps them."""
     _maps.clear()
 
 

@@ -191,7 +191,7 @@ def test_a_process_that_takes_no_message_is_replaced(tmp_path):
     settings = {
         "rounds": 3,
         "resources": {"actors": 2, "timeout": 3},
-        "task__model": {"name": "mlp", "hidden": [20_000]},
+        "task__model": {"name": "mlp", "hidden": [50_000]},
     }
     experiment = small(tmp_path / "runs", **settings)
     file = tmp_path / "file.yaml"
