@@ -169,9 +169,10 @@ FROZEN = """
 import os, signal, sys
 import psutil
 from hedgerow import run
+from hedgerow.platform.actors import forked
 from hedgerow.platform.runs import runner
 
-runner.BEAT = 0.0
+runner.BEAT, forked.BUFFER = 0.0, 2**12
 
 
 def freeze(record):
@@ -191,7 +192,7 @@ def test_a_process_that_takes_no_message_is_replaced(tmp_path):
     settings = {
         "rounds": 3,
         "resources": {"actors": 2, "timeout": 3},
-        "task__model": {"name": "mlp", "hidden": [50_000]},
+        "task__model": {"name": "mlp", "hidden": [1000]},
     }
     experiment = small(tmp_path / "runs", **settings)
     file = tmp_path / "file.yaml"
