@@ -300,10 +300,12 @@ class Forked:
         answers, self._lost = self._lost, []
         for connection in wait(list(self._waiting), 0 if answers else seconds) if self._waiting else ():
             worker = self._waiting.pop(connection)  # type: ignore[arg-type]
+            reply: Any = None
+            error: TimeoutError | None = None
             try:
-                reply, error = receive(connection), None  # type: ignore[arg-type]
+                reply = receive(connection)  # type: ignore[arg-type]
             except TimeoutError as silence:
-                reply, error = None, silence
+                error = silence
             answers.append(
                 Answer(worker, lost=self._cause(worker, error)) if reply is None else Answer(worker, reply[0], reply[1])
             )
