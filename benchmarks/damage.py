@@ -1,12 +1,13 @@
 """Deliberate damage to runs: no result may differ silently, and no healthy run may be refused.
 
-    python benchmarks/damage.py [--kills 60] [--seed 0]
+    python benchmarks/damage.py [--kills 60] [--seed 0] [--only kills]
 
 * Bits: one bit is flipped in a checkpoint of an interrupted run (50 times in a file of tensors, 15 times in
   progress.json, 15 times in the records), or half of server.safetensors is zeroed; then the run is resumed.
 * Resumes: two processes resume the same run at the same time (8 times).
 * Foreign Ray: a run on Ray next to another Ray on the same machine, and with the address file of a Ray that has ended.
-* Kills: inline and Ray runs whose driver, coordinator or client actor gets a SIGKILL at random moments.
+* Kills: runs of FedAvg, SCAFFOLD and FedDyn in one process, in forked processes and on Ray, whose driver, coordinator,
+  forked worker or client actor gets a SIGKILL at random moments.
 
 Every run must end with the metrics and the server state of an undisturbed run, bit for bit. Prints the counts, and
 writes them to benchmarks/results/damage.json.
@@ -53,7 +54,22 @@ VALUES: dict[str, Any] = {
     "evaluation": {"every": 5},
 }
 ON_RAY = {"executor": "ray", "actors": 2, "cpus_per_actor": 0.5}
-VICTIMS = {"client actor": "ray::ClientActor", "coordinator": "ray::CoordinatorActor", "driver": ""}
+EXECUTORS: dict[str, dict[str, Any]] = {
+    "inline": {"executor": "inline"},
+    "processes": {"executor": "processes", "actors": 2},
+    "Ray": ON_RAY,
+}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", "epochs": 2, "batch_size": 8},
+    "scaffold": {"name": "scaffold", "epochs": 2, "batch_size": 8},
+    "feddyn": VALUES["algorithm"],
+}
+VICTIMS = {"client actor": "ray::ClientActor", "coordinator": "ray::CoordinatorActor", "worker": "", "driver": ""}
+VICTIMS_OF = {
+    "inline": ["driver"],
+    "processes": ["worker", "driver"],
+    "ray": ["client actor", "coordinator", "driver"],
+}
 
 
 def experiment(home: Path, rounds: int, every: int, resources: dict[str, Any]) -> dict[str, Any]:
@@ -210,10 +226,10 @@ def rounds_of(folder: Path) -> int:
 class Kills:
     """Runs that are killed at random moments and resumed until they finish."""
 
-    def __init__(self, home: Path, rng: random.Random, resources: dict[str, Any]):
+    def __init__(self, home: Path, rng: random.Random, resources: dict[str, Any], algorithm: dict[str, Any]):
         self.home, self.rng = home, rng
-        self.victims = list(VICTIMS) if resources["executor"] == "ray" else ["driver"]
-        self.values = experiment(home, 400, 20, resources)
+        self.victims = VICTIMS_OF[resources["executor"]]
+        self.values = experiment(home, 400, 20, resources) | {"algorithm": algorithm}
         reference = parse_experiment(self.values | {"name": "undisturbed"})
         self.expected = outcome(run(reference).folder.path)
         self.kills: Counter[str] = Counter()
@@ -264,7 +280,8 @@ class Kills:
         while process.poll() is None:
             with suppress(psutil.Error):
                 family = psutil.Process(process.pid).children(recursive=True)
-                targets = [one for one in family if " ".join(one.cmdline()).startswith(VICTIMS[victim])]
+                start = VICTIMS[victim] or " ".join(psutil.Process(process.pid).cmdline())
+                targets = [one for one in family if " ".join(one.cmdline()).startswith(start)]
                 if targets:
                     self.rng.choice(targets).kill()
                     return True
@@ -273,14 +290,18 @@ class Kills:
 
 
 def random_kills(home: Path, rng: random.Random, wanted: int) -> dict[str, Any]:
-    """Half of the kills hit inline runs, the other half runs on Ray."""
+    """Every executor with every algorithm gets the same number of kills, up to 5 in one run."""
     outcomes: dict[str, Any] = {}
-    for name, resources in (("inline", {"executor": "inline"}), ("Ray", ON_RAY)):
-        (home / name).mkdir()
-        trials = Kills(home / name, rng, resources)
-        while (remaining := wanted // 2 - sum(trials.kills.values())) > 0:
-            trials.one_run(min(5, remaining))
-        outcomes[name] = {"kills": dict(trials.kills), "runs": dict(trials.endings)}
+    each = -(-wanted // (len(EXECUTORS) * len(ALGORITHMS)))
+    for executor, resources in EXECUTORS.items():
+        for algorithm, values in ALGORITHMS.items():
+            place = home / f"{executor}-{algorithm}"
+            place.mkdir()
+            trials = Kills(place, rng, resources, values)
+            while (remaining := each - sum(trials.kills.values())) > 0:
+                trials.one_run(min(5, remaining))
+            outcomes[place.name] = {"kills": dict(trials.kills), "runs": dict(trials.endings)}
+            print(place.name, outcomes[place.name], flush=True)
     return outcomes
 
 
@@ -288,6 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=("kills",), help="only the kills")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     results = conditions()
@@ -295,9 +317,10 @@ def main() -> None:
         homes = {name: Path(top) / name for name in ("bits", "resumes", "ray", "kills")}
         for home in homes.values():
             home.mkdir()
-        results["damaged files"] = damaged_files(homes["bits"], rng)
-        results["two resumes at once"] = double_resumes(homes["resumes"])
-        results["foreign Ray"] = foreign_ray(homes["ray"])
+        if not arguments.only:
+            results["damaged files"] = damaged_files(homes["bits"], rng)
+            results["two resumes at once"] = double_resumes(homes["resumes"])
+            results["foreign Ray"] = foreign_ray(homes["ray"])
         results["kills"] = random_kills(homes["kills"], rng, arguments.kills)
     write_results("damage", results)
     text = json.dumps(results)
