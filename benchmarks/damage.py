@@ -283,8 +283,12 @@ class Kills:
             return running
         while process.poll() is None:
             with suppress(psutil.Error):
-                family = psutil.Process(process.pid).children(recursive=True)
-                start = VICTIMS[victim] or " ".join(psutil.Process(process.pid).cmdline())
+                driver = psutil.Process(process.pid)
+                family = driver.children(recursive=True)
+                if victim == "worker":
+                    # Its child only forks the workers; without it, the run ends in one sentence.
+                    family = [one for one in family if one.ppid() != driver.pid]
+                start = VICTIMS[victim] or " ".join(driver.cmdline())
                 targets = [one for one in family if " ".join(one.cmdline()).startswith(start)]
                 if targets:
                     self.rng.choice(targets).kill()
