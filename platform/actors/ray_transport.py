@@ -193,7 +193,8 @@ class RayTransport:
             failed = isinstance(error, RayActorError) and error.actor_init_failed
             if failed:
                 return self._failed_start(call.worker, error)
-            del self.actors[call.worker]
+            # One that Ray cannot reach may still run, and write states.
+            ray.kill(self.actors.pop(call.worker))
             return Answer(call.worker, lost=cause_of(error))
         except RayTaskError as error:
             cause = error.cause

@@ -12,6 +12,7 @@ from hedgerow.platform.data.sources import raw_arrays
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
 
 COLOURS = RNG.integers(0, 256, (60, 3, 8, 8), dtype=np.uint8)
+TOKENS = np.arange(420).reshape(60, 7) % 50
 
 
 def build(x, y=Y, test=True, clients=None, **options):
@@ -246,6 +247,7 @@ def hole(value, row=7):
         ((X,), {"mean": [1, 2]}, "has `mean` of shape (2,); give one finite number, or 5 of them"),
         ((X,), {"tokens": True}, "has x_train of float64; tokens must be whole numbers"),
         ((np.full((60, 2), -1),), {"tokens": True}, "has tokens from -1 to -1 in x_train; number them from 0"),
+        ((TOKENS, np.where(TOKENS == 3, -5, TOKENS)), {"tokens": True, "test": None}, "has the token -5 in y_train"),
         ((IMAGES,), {"tokens": True}, "has x_train of shape (60, 8, 8); give (samples, tokens)"),
         ((IMAGES[0].repeat(8, 0)[:60],), {"tokens": True, "mean": 1}, "has `mean` or `std` for tokens"),
     ],

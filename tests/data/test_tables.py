@@ -268,6 +268,7 @@ def test_infinity_among_the_labels_of_a_regression_is_no_class(tmp_path):
     [
         ({"label": "stat"}, "task.data.label: {file} has no column 'stat'; did you mean 'state'? (columns: x0, x1, x2"),
         ({"client": "wards"}, "task.data.client: {file} has no column 'wards'; did you mean 'ward'?"),
+        ({"features": ["x0", "x0"]}, "task.data.features: 'x0' is named twice; name each column once"),
         ({"features": ["x9"]}, "task.data.features: {file} has no column 'x9'"),
         ({"features": ["state"]}, "task.data.features: 'state' is also the label or the client; remove it"),
         ({"one_hot": ["wad"]}, "task.data.one_hot: 'wad' is not one of the features; did you mean 'ward'? (features"),

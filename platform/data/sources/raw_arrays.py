@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hedgerow.algorithms.core.measures import Targets
+from hedgerow.algorithms.measures.language import IGNORED
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.data.dataset import Dataset, stratified_split
 from hedgerow.platform.data.mapped_arrays import blocks, concatenated, rewritten
@@ -378,6 +379,13 @@ def _targets(labels: dict[str, np.ndarray], at: str, class_names: Any, vocabular
         return _Targets("numbers", {part: y.astype(np.float32) for part, y in labels.items()}, width)
     ys = {part: y.astype(np.int64) for part, y in labels.items()}
     if vocabulary:
+        for part, y in ys.items():
+            if len(faults := np.argwhere((y < 0) & (y != IGNORED))):
+                sample, position = faults[0]
+                raise UserError(
+                    f"{at} has the token {y[sample, position]} in y_{part}, sample {sample}; number tokens from 0, and "
+                    f"use {IGNORED} where none counts"
+                )
         return _Targets("tokens", ys, max(vocabulary, *(1 + int(y.max()) for y in ys.values())))
     for part, y in ys.items():
         faults = np.argwhere((y != 0) & (y != 1))

@@ -132,6 +132,9 @@ def read_tables(
         raise UserError(f"task.data.features: {first} has no columns besides label, client and index; add features")
     if twice := sorted(used & set(features)):
         raise UserError(f"task.data.features: {twice[0]!r} is also the label or the client; remove it from one of them")
+    for key, named in (("label", columns.label), ("features", features)):
+        if twice := sorted({column for column in named if named.count(column) > 1}):
+            raise UserError(f"task.data.{key}: {twice[0]!r} is named twice; name each column once")
     if unknown := [column for column in columns.one_hot if column not in features]:
         raise UserError(
             f"task.data.one_hot: {unknown[0]!r} is not one of the features{nearest(unknown[0], features)} (features: "
