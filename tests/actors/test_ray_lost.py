@@ -193,7 +193,7 @@ def test_the_process_ends_even_if_the_end_cannot_be_recorded(health, capsys):
 def test_a_finished_run_stays_finished_and_a_run_of_another_process_is_left_alone(health):
     with RunLock(health.folder) as lock:
         health.claim = lock.claim
-        (health.folder / ".lock" / "00000002").touch()
+        lock.claim.file.rename(health.folder / ".lock" / "other")
     health._end(RayLost("Ray has ended"))
     assert (health.exits, status(health)) == ([2], "running")
     RunFolder(health.folder).update(status="finished")
