@@ -134,7 +134,7 @@ def resume(
     if run_folder.is_search:
         from hedgerow.searchspaces.tune import search_runner as searches
 
-        with _table(load_search(run_folder.experiment, started=True), show) as shown:
+        with _table(load_search(run_folder.experiment), show) as shown:
             return searches.resume_search(str(run_folder), shown, address, data, changed)
     with _progress(FinishedRun.read(run_folder).experiment, show) as shown:
         return runner.resume(str(run_folder), shown, address, data, changed)

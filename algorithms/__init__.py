@@ -68,6 +68,3 @@ ALGORITHMS = {
     "ds_fl": "hedgerow.algorithms.distillation.ds_fl:DSFL",
     "fed_et": "hedgerow.algorithms.distillation.fed_et:FedET",
 }
-
-ALIASES = {"fedavg_topk": "fedavg", "fetchsgd": "fedavg"}
-"""Names of published methods that are an algorithm plus a transform (`top_k` and `sketch`, respectively)."""

@@ -33,6 +33,7 @@ from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_algorithms, build_data
 from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
+from hedgerow.searchspaces.spaces.space import without_slots
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "uncompressed": {"name": "comm_fedbio_topk", "compressor": "random_k", "compression": 1},
@@ -47,7 +48,7 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 ROBUST = {"lr": 0.1, "batch_size": 256, "ridge": 1e-3}
 PLAIN = {
     **{"name": "fedavg", "lr": 0.1, "batch_size": 256, "steps": 5, "epochs": None, "weight_decay": 1e-3},
-    "weighting": "samples",
+    "aggregation": {"weighting": "samples"},
 }
 
 
@@ -65,7 +66,7 @@ class Bench:
                     **{"data": {"name": "mnist"}, "partition": partition, "model": {"name": "mlp", "hidden": [128]}},
                     "problem": {"kind": "cleaning", "weights": "clipped"},
                 },
-                "algorithm": section,
+                **without_slots(section),
                 "engine": {"mode": "loop"},
             }
         )

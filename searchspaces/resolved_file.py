@@ -6,7 +6,6 @@ from typing import Any
 
 from hedgerow.platform.config.composition import annotated
 from hedgerow.platform.config.loader import parse_experiment, read_file
-from hedgerow.platform.config.old_spellings import modernize
 
 
 def resolved(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -22,5 +21,4 @@ def resolved(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
         document = parse_search(values, lines, str(file)).resolved
     else:
         document = parse_experiment(values, lines, str(file)).model_dump(mode="json")
-    modernize(values, lines)
     return {"document": document, "text": annotated(document, values, lines)}

@@ -44,10 +44,10 @@ class Registry(Generic[T]):
 
     table: name -> "module:Class", as strings, so that names can be listed without imports. base: base class of all of
     them, including users' own. key: key of the experiment file, such as "task.data.name"; its last word is the field
-    that selects among sections. own: section of a user's own class, if that class is not a section itself. aliases:
-    other names of built-in classes -> their names in the table. enter: converts the object at a dotted path to an
-    instance of `base`, None if it cannot; without it, a dotted path names a subclass of `base`. what: noun phrase for
-    one of them. function: section of a user's own function; None: only classes may be named.
+    that selects among sections. own: section of a user's own class, if that class is not a section itself. enter:
+    converts the object at a dotted path to an instance of `base`, None if it cannot; without it, a dotted path names a
+    subclass of `base`. what: noun phrase for one of them. function: section of a user's own function; None: only
+    classes may be named.
     """
 
     def __init__(
@@ -56,12 +56,11 @@ class Registry(Generic[T]):
         base: type[T],
         key: str,
         own: type[BaseModel] | None = None,
-        aliases: Mapping[str, str] | None = None,
         enter: Callable[[Any], T | None] | None = None,
         what: str | None = None,
         function: Any = None,
     ):
-        self.table, self.base, self.key, self.aliases = table, base, key, aliases or {}
+        self.table, self.base, self.key = table, base, key
         self.selector = key.rpartition(".")[2]
         self._own, self._enter, self._what = own, enter, what or described(base)
         self._function = function
@@ -76,7 +75,6 @@ class Registry(Generic[T]):
         place: prefix of the error message; None: the key. Raises UserError.
         """
         place = self.key if place is None else place
-        name = self.aliases.get(name, name)
         if name in self.table:
             module, _, attribute = self.table[name].partition(":")
             target: type[T] = getattr(import_module(module), attribute)
@@ -93,10 +91,9 @@ class Registry(Generic[T]):
             return target
         if "." in name:
             return import_object(name, self.base, what, place, self._function)
-        known = [*self.table, *self.aliases]
         raise UserError(
-            f"{_beginning(place)}{name!r} is not {what}{nearest(name, known)} (allowed: "
-            f"{', '.join([*sorted(known), f'or {OWN_WORDS}']).removeprefix('or ')})"
+            f"{_beginning(place)}{name!r} is not {what}{nearest(name, self.table)} (allowed: "
+            f"{', '.join([*sorted(self.table), f'or {OWN_WORDS}']).removeprefix('or ')})"
         )
 
     def section(self, name: str, place: str | None = None) -> type[Any]:

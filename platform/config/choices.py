@@ -5,12 +5,10 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from hedgerow.algorithms import ALIASES
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.slots.support import supported_slots
 from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.config import registries
-from hedgerow.platform.config.old_spellings import TRANSFORMED
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,6 @@ def algorithms() -> list[Choice]:
     for name in registries.algorithms.names():
         kind = registries.algorithms.resolve(name)
         choices.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind), supported_slots(kind)))
-    for alias, (transform, _) in TRANSFORMED.items():
-        kind = registries.algorithms.resolve(ALIASES[alias])
-        transform_class = registries.transforms.resolve(transform)
-        source_of = source(transform_class)
-        choices.append(AlgorithmChoice(alias, said(transform_class), source_of, flags(kind), supported_slots(kind)))
     return choices
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from hedgerow.algorithms import ALGORITHMS, ALIASES
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
 from hedgerow.algorithms.core.own_code import enter_folders, own_code
@@ -20,7 +20,6 @@ from hedgerow.platform.common.registry import WITHOUT_IMPORTS
 from hedgerow.platform.common.servers import name_server
 from hedgerow.platform.config.composition import fill_in_environment, merge
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.old_spellings import is_slot_key, modern_key, modernize
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import algorithm_class, algorithms
 from hedgerow.platform.config.validation_errors import Keys, dotted, explain, sections_at
@@ -36,9 +35,7 @@ class Override(str):
 class _SomeAlgorithm(HyperParameters, extra="allow"):
     """Placeholder with any keys, for an algorithm that is not named, is invalid, or must not be imported."""
 
-    name: str = Field(
-        description=f"one of {', '.join(sorted({*ALGORITHMS, *ALIASES}))}, or the dotted path of your own"
-    )
+    name: str = Field(description=f"one of {', '.join(sorted(ALGORITHMS))}, or the dotted path of your own")
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -66,7 +63,6 @@ def read_experiment(path: str | Path) -> Experiment:
     """
     values, lines = read_file(Path(path))
     values.pop("search", None)
-    modernize(values, lines, imports=False)
     return _validated(values, _SomeAlgorithm, lines, str(path), imports=False)
 
 
@@ -97,8 +93,7 @@ def _composed(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Line
 
 def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:
     """Validate plain values. lines, source: places of the keys and of the rest, for messages. Raises UserError."""
-    values, lines = dict(values), dict(lines or {})
-    modernize(values, lines)
+    lines = dict(lines or {})
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     hyper: type[HyperParameters] = _SomeAlgorithm
@@ -194,7 +189,6 @@ def apply_override(values: dict[str, Any], lines: Lines, override: str) -> None:
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise UserError(f"{place}: write --set KEY=VALUE, such as --set algorithm.lr=0.05")
-    keys = modern_key(keys, values)
     value, inner = parse_yaml(text, lambda line: place, keys)
     set_value(values, lines, keys, value, place, "--set ")
     lines.update(inner)
@@ -208,10 +202,6 @@ def set_value(
     Keys that exclude this one are removed, unless an override has set them too.
     word: prefix of KEY=VALUE in messages, such as "--set ".
     """
-    keys = modern_key(keys, values)
-    if is_slot_key(keys):
-        # Values under old names are moved first, so that the new value replaces them.
-        modernize(values, lines)
     others = alternatives(values, keys) if value is not None else ()
     node: Any = values
     path: Keys = ()
@@ -255,7 +245,7 @@ def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ..
     """Keys of the same section that cannot have a value if this one has. values: all values of the file."""
     section = values.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
-    return _alternatives(ALIASES.get(name, name) if isinstance(name, str) else None, keys)
+    return _alternatives(name if isinstance(name, str) else None, keys)
 
 
 @cache

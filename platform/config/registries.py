@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hedgerow.algorithms import ALGORITHMS, ALIASES
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.aggregators import AGGREGATORS
 from hedgerow.algorithms.aggregators.aggregator import Aggregator
 from hedgerow.algorithms.attacks import ATTACKS
@@ -22,7 +22,7 @@ from hedgerow.platform.data.sources.source import Source
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.model import CustomModel, Model
 
-algorithms = Registry(ALGORITHMS, Algorithm, "algorithm.name", aliases=ALIASES)
+algorithms = Registry(ALGORITHMS, Algorithm, "algorithm.name")
 transforms = Registry(TRANSFORMS, Transform, "transforms.kind")
 aggregators = Registry(AGGREGATORS, Aggregator, "aggregation.rule.kind")
 attacks = Registry(ATTACKS, Attack, "simulation.attack.kind")

@@ -1,4 +1,4 @@
-"""The `aggregation` section of an experiment file, with the rules that it can name."""
+"""The sections of slots of an experiment file, and `aggregation` with the rules that it can name."""
 
 from typing import Any
 
@@ -6,6 +6,9 @@ from pydantic import Field
 
 from hedgerow.algorithms.slots.slots import Aggregation
 from hedgerow.platform.config.registries import AggregatorConfig, aggregators
+
+SLOT_SECTIONS = ("aggregation", "transforms", "objective")
+"""Top-level sections of the slots around an algorithm."""
 
 MEAN: Any = aggregators.section("mean")
 

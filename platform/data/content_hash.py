@@ -13,15 +13,6 @@ from hedgerow.platform.data.partition import Partition
 WORDS = {"name", "class_names"}
 """Fields of a data set that do not affect any number."""
 
-LATER = {
-    "selection_sizes": None,
-    "server_validation": None,
-    "test_clients": None,
-    "splits": None,
-    "targets": "classes",
-}
-"""Fields that earlier versions did not have, with their defaults: hashes of data with the defaults stay the same."""
-
 
 def content_hash(data: Dataset | Partition) -> str:
     """SHA-256 of all fields that affect numbers: type, shape and bytes of an array, the value of any other field."""
@@ -31,8 +22,6 @@ def content_hash(data: Dataset | Partition) -> str:
             continue
         value = getattr(data, field.name)
         is_array = isinstance(value, np.ndarray)
-        if field.name in LATER and not is_array and value == LATER[field.name]:
-            continue
         about: list[Any] = [field.name, value.dtype.str, value.shape] if is_array else [field.name, value]
         digest.update(json.dumps(about, default=_plain).encode())
         if is_array:

@@ -43,8 +43,7 @@ def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix
     """Data and partition of a run: the given ones, or those that its file names.
 
     fix: function of this package that takes the arrays, for messages. Raises UserError if they, or the frozen
-    parameters of the model, differ from those that the run started with. Runs from before content hashes were recorded
-    are not compared.
+    parameters of the model, differ from those that the run started with, which a run records before its first round.
     """
     record = folder.record()
     entry, root = record.get("data"), record.get("data_root")
@@ -80,10 +79,3 @@ def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix
         f"{folder.path}: the {names} of its file {verb} from what the run started with; restore the files of "
         f"task.data, or pass the arrays: {call}"
     )
-
-
-def unhashed(folder: RunFolder) -> list[str]:
-    """Warning about a run whose data cannot be compared with the data that it started with."""
-    if "data" in folder.record():
-        return []
-    return [f"{folder.path} has no content hash of its data, so it was not checked whether they have changed"]

@@ -35,7 +35,7 @@ from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.loggers.run_logger import Loggers
 from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
 from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
-from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
+from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -136,7 +136,7 @@ def _carry_out(
     dataset, partition = data
     start = time.perf_counter()
     folder.keep_partition(partition_record(partition, dataset))
-    warnings = unhashed(folder) + changed_settings_warnings(folder)
+    warnings = changed_settings_warnings(folder)
     warnings += checkpoint_warnings(folder.checkpoints.absolute())
     latest = read_latest(folder.checkpoints)
     history: Sequence[RoundRecord] = latest[1]["history"] if latest else []

@@ -65,9 +65,7 @@ class Run:
     @property
     def modes(self) -> dict[str, str]:
         """Whether each metric that the file names is to be minimised ("min") or maximised ("max"), by name."""
-        # Files of earlier versions have no such key.
-        choices = self.values["task"].get("metrics") or []
-        return {choice["name"].rpartition(".")[2]: choice["mode"] for choice in choices}
+        return {choice["name"].rpartition(".")[2]: choice["mode"] for choice in self.values["task"]["metrics"] or []}
 
     @property
     def is_finished(self) -> bool:

@@ -102,8 +102,7 @@ class HedgeRounds:
     def open(self, journal: Path) -> None:
         """Continue from a journal, if the file exists, and append every report to it from now on.
 
-        Its first line describes the search, except in files of earlier versions. Raises UserError when the file is
-        damaged or belongs to another search.
+        Its first line describes the search. Raises UserError when the file is damaged or belongs to another search.
         """
         self.journal = journal
         entries: list[RoundRecord] = []

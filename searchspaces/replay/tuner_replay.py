@@ -184,7 +184,7 @@ def replay_plan(recording: Recording, kind: str, settings: Sequence[str], seed: 
         apply_override(values, {}, setting)
     if seed is not None:
         values["seed"] = seed
-    plan = parse_search(values, source=recording.name, started=True)
+    plan = parse_search(values, source=recording.name)
     if plan.search.metric not in recording.metrics:
         raise UserError(
             f"search.metric: {plan.search.metric} was not recorded (recorded: {', '.join(recording.metrics)}); choose "

@@ -10,7 +10,7 @@ from typing import Any
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.config.loader import apply_override
-from hedgerow.platform.config.old_spellings import SLOTS
+from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.config.yaml_reader import Lines
 from hedgerow.searchspaces.reproductions.shared_trainings import trainings
 from hedgerow.searchspaces.reproductions.table_file import ConfigDict, PublishedTable, TableRow
@@ -85,7 +85,7 @@ def _sweep(
             values = deepcopy(row.values) | {"name": name.replace("/", "-")} | without_slots(section)
             for override in changed:
                 apply_override(values, lines, override)
-            slots = {key: values.pop(key) for key in SLOTS if key in values}
+            slots = {key: values.pop(key) for key in SLOT_SECTIONS if key in values}
             base = base or values
             _note(configs, heading, {**values["algorithm"], **slots} if slots else values["algorithm"], name)
     if output:

@@ -13,7 +13,6 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import enter_folder_of, parse_experiment, read_experiment, read_file
 from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.config.model_selection import uses_test_samples
-from hedgerow.platform.config.old_spellings import SLOTS, modernize
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
 from hedgerow.searchspaces.spaces.published_spaces import named_space
@@ -57,35 +56,23 @@ class SearchSpec:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The file with every default filled in; an algorithm with keys under old names is kept as it is.
-
-        Configurations may replace the whole algorithm, including its old keys.
-        """
+        """The file with every default filled in."""
         search = self.search.model_dump(mode="json", exclude_none=True)
-        resolved = self.experiment.model_dump(mode="json") | {"search": search}
-        modern = dict(self.values)
-        modernize(modern)
-        if modern != self.values:
-            for key in ("algorithm", *SLOTS):
-                resolved.pop(key)
-                resolved |= {key: self.values[key]} if key in self.values else {}
-        return resolved
+        return self.experiment.model_dump(mode="json") | {"search": search}
 
     def dump(self) -> str:
         """The resolved file as YAML; loading it gives the same search."""
         return dump_values(self.resolved)
 
 
-def load_search(path: str | Path, overrides: Sequence[str] = (), started: bool = False) -> SearchSpec:
+def load_search(path: str | Path, overrides: Sequence[str] = ()) -> SearchSpec:
     """Read and validate an experiment file with a `search` section.
 
-    overrides: strings "key.key=value", as for --set. started: whether it is the file of a search that has started;
-    searches of earlier versions select by test samples and continue so. Raises UserError that lists all mistakes in the
-    file.
+    overrides: strings "key.key=value", as for --set. Raises UserError that lists all mistakes in the file.
     """
     enter_folder_of(Path(path))
     values, lines = read_file(Path(path), overrides)
-    return parse_search(values, lines, str(path), started)
+    return parse_search(values, lines, str(path))
 
 
 def read_search(path: str | Path) -> SearchSpec:
@@ -107,13 +94,8 @@ def _require_section(values: dict[str, Any], source: str) -> None:
         raise UserError(f"{source}: there is no `search:` section; add one, as in examples/digits_hedge.yaml")
 
 
-def parse_search(
-    values: dict[str, Any], lines: Lines | None = None, source: str = "experiment", started: bool = False
-) -> SearchSpec:
-    """Validate plain values, including `search`. lines, source: their origin, for error messages. Raises UserError.
-
-    started: see `load_search`.
-    """
+def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> SearchSpec:
+    """Validate plain values, including `search`. lines, source: their origin, for error messages. Raises UserError."""
     lines = lines or {}
     _require_section(values, source)
     base, section = {key: value for key, value in values.items() if key != "search"}, values["search"]
@@ -144,8 +126,6 @@ def parse_search(
     ):
         base = {**base, "task": {**base["task"], "validation": HELD_BACK}}
         experiment = parse_experiment(base, lines, source)
-    if started and _test_metric(search, experiment):
-        search = search.model_copy(update={"allow_test_selection": True})
     try:
         _check_metric(search, experiment)
         _check_selection(search, experiment)

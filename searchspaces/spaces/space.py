@@ -10,7 +10,7 @@ from ray import tune
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import Override, set_value
-from hedgerow.platform.config.old_spellings import SLOTS, modern_key
+from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.config.yaml_reader import Lines
 from hedgerow.searchspaces.spaces.search_section import Dimension, Overrides
 
@@ -113,7 +113,7 @@ def corners(space: Space, values: dict[str, Any]) -> Iterator[Overrides]:
 def value_at(values: dict[str, Any], key: str) -> Any:
     """Value at a dotted key; if there is none, `_MISSING`, which is equal to no other value."""
     node: Any = values
-    for part in modern_key(tuple(key.split(".")), values):
+    for part in key.split("."):
         if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
             node = node[int(part)]
         elif isinstance(node, dict) and part in node:
@@ -136,7 +136,7 @@ def with_overrides(values: dict[str, Any], overrides: Overrides) -> dict[str, An
     if isinstance(section := overrides.get("algorithm"), dict):
         overrides = {**overrides, **without_slots(section)}
     # If two alternatives are both overridden, both are kept, and parsing the experiment rejects them.
-    lines: Lines = {modern_key(tuple(key.split(".")), values): Override(key) for key in overrides}
+    lines: Lines = {tuple(key.split(".")): Override(key) for key in overrides}
     # The algorithm comes first: it decides what the other keys mean.
     for key in sorted(overrides, key=lambda key: key not in ("algorithm", "algorithm.name")):
         set_value(out, lines, tuple(key.split(".")), overrides[key], Override(f"search.space.{key}"))
@@ -145,8 +145,8 @@ def with_overrides(values: dict[str, Any], overrides: Overrides) -> dict[str, An
 
 def without_slots(section: dict[str, Any]) -> dict[str, Any]:
     """Separates a section `algorithm` from the slots that it may contain if it is one of the values of a search."""
-    algorithm = {key: value for key, value in section.items() if key not in SLOTS}
-    return {"algorithm": algorithm} | {key: section[key] for key in SLOTS if key in section}
+    algorithm = {key: value for key, value in section.items() if key not in SLOT_SECTIONS}
+    return {"algorithm": algorithm} | {key: section[key] for key in SLOT_SECTIONS if key in section}
 
 
 def _plain(value: Any) -> Any:

@@ -57,7 +57,7 @@ def resume_run_or_search(name: str, address: str | None, changed: bool) -> Comma
     folder = find_run(name)
     if not folder.is_search:
         return resume_one(str(folder.path), address, changed)
-    plan = load_search(folder.experiment, started=True)
+    plan = load_search(folder.experiment)
     with search_table(plan) as table:
         finished = resume_search(str(folder.path), table, address, changed=changed)
     output = search_output(finished)

@@ -28,14 +28,14 @@ from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.logger_section import build_loggers
-from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.privacy.accounting import composed
 from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
-from hedgerow.platform.runs.own_data import data_record, loop_note, same_data, unhashed
+from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
 from hedgerow.platform.runs.runner import notifier, recorded
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
@@ -153,7 +153,7 @@ def resume_search(
     UserError when data or settings differ otherwise.
     """
     with unfinished_run(name) as (folder, lock):
-        plan = load_search(folder.experiment, started=True)
+        plan = load_search(folder.experiment)
         if plan.experiment.tracking.enabled:
             require_named(plan.experiment.tracking.uri, str(folder))
         same_settings(folder, _settings(plan), changed)
@@ -205,7 +205,7 @@ def _shape(experiment: Experiment) -> str:
     values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
     hyper = experiment.hyper
     blank = hyper.with_floats(dict.fromkeys(hyper.floats())).model_dump(mode="json", warnings=False)
-    values |= {key: blank[key] for key in SLOTS}
+    values |= {key: blank[key] for key in SLOT_SECTIONS}
     return json.dumps(values, sort_keys=True)
 
 
@@ -222,7 +222,7 @@ def _carry_out(
 ) -> FinishedSearch:
     tracking = plan.experiment.tracking
     tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
-    warnings = unhashed(folder) + changed_settings_warnings(folder)
+    warnings = changed_settings_warnings(folder)
     classes = data[0].classes if plan.experiment.task.loss.name == "cross_entropy" else 1
     listener = SearchCallback(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings), classes)
     folder.keep_partition(partition_record(data[1], data[0]))
@@ -500,7 +500,7 @@ def packs_of(folder: RunFolder, plan: SearchSpec, known: list[Overrides], room: 
 def push(name: str, show: object = None) -> list[str]:
     """Send a search's local record to MLflow; see `platform.runs.mlflow_sync.push`."""
     folder = find_run(name)
-    plan = load_search(folder.experiment, started=True)
+    plan = load_search(folder.experiment)
     require_named(plan.experiment.tracking.uri, str(folder))
     tracker = Tracker(lambda: open_search_store(folder), PUSHES * plan.experiment.tracking.patience)
     for record in RunLog(folder.metrics, HedgeRecord).read():
@@ -520,7 +520,7 @@ def open_search_store(folder: RunFolder) -> Any:
     # Importing mlflow takes seconds: done only here, in the tracker's thread.
     from hedgerow.searchspaces.results.mlflow_search import SearchStore
 
-    return SearchStore(folder, load_search(folder.experiment, started=True))
+    return SearchStore(folder, load_search(folder.experiment))
 
 
 def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:

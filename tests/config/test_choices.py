@@ -1,6 +1,6 @@
 """What there is to choose from says what it is, and whence."""
 
-from hedgerow.algorithms import ALGORITHMS, ALIASES
+from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.partitions import PARTITIONS
 from hedgerow.platform.models import MODELS
@@ -22,7 +22,7 @@ def test_everything_is_listed_once_and_says_what_it_is():
 
 def test_names_are_those_that_files_take():
     names = {kind: [choice.name for choice in listed()] for kind, listed in KINDS.items()}
-    assert names["algorithms"] == [*ALGORITHMS, *ALIASES]
+    assert names["algorithms"] == [*ALGORITHMS]
     assert names["models"] == list(MODELS)
     assert names["spaces"] == list(named_spaces())
     assert {"digits", "quadratic", "text"} < set(names["datasets"])
@@ -66,4 +66,3 @@ def test_the_slots_of_an_algorithm_are_listed():
     assert slots["fedavg"] - slots["fednova"] == {"aggregation.rule", "privacy"}
     for name in ("ditto", "fedper", "fedrep", "fedbn"):
         assert slots["fedavg"] - slots[name] == {"schedule"}
-    assert slots["fedavg_topk"] == slots["fedavg"]

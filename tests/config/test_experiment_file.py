@@ -107,7 +107,7 @@ GOOD_FILES = {
     "clients per round": change(("participation: 0.1", "clients_per_round: 7")),
     "steps": change(("epochs: 2", "steps: 5")),
     "fedprox": change(("name: fedavg", "name: fedprox\n  mu: 1e-5")),
-    "server": add("  server: {optimizer: yogi, lr: 3e-2, tau: 1E-9}"),
+    "server": add("aggregation: {server_optimizer: {optimizer: yogi, lr: 3e-2, tau: 1E-9}}"),
     "slots": add(
         "aggregation: {weighting: samples, server_optimizer: {optimizer: yogi, lr: 3e-2, tau: 1E-9}}\n"
         "transforms: [{kind: clip, norm: 1e-1}, {kind: top_k, entries: 10}]"
@@ -230,7 +230,10 @@ def test_an_override_leaves_aliases_of_its_section_alone(tmp_path):
         ("rounds=", "rounds must be a whole number, not null"),
         ("algorithm.lrr=0.5", "algorithm.lrr is not a key here; did you mean 'lr'? (allowed: batch_size,"),
         ("algoritm.lr=0.5", "algoritm is not a key here; did you mean 'algorithm'?"),
-        ("algorithm.server.lrr=0.5", "aggregation.server_optimizer.lrr is not a key here; did you mean 'lr'?"),
+        (
+            "aggregation.server_optimizer.lrr=0.5",
+            "aggregation.server_optimizer.lrr is not a key here; did you mean 'lr'?",
+        ),
         ("rounds.x=3", "rounds is not a section; set it as a whole: --set rounds=..."),
         ("task.model.hidden.0=3", "task.model.hidden is not a section; set it as a whole: --set task.model.hidden=..."),
         ("task.model={name: mlp, hidden: [0]}", "task.model.hidden.0 must be at least 1, not 0"),

@@ -14,7 +14,6 @@ from paths import ROOT
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment, read_file
-from hedgerow.platform.config.old_spellings import modernize
 from hedgerow.searchspaces.reproductions.published import all_tables
 from hedgerow.searchspaces.spaces.json_schema import DIALECT, experiment_schema
 from hedgerow.searchspaces.spaces.search_file import parse_search
@@ -69,12 +68,6 @@ def test_it_is_a_schema_of_draft_2020_12_with_every_algorithm():
     assert "additionalProperties" not in own
 
 
-def current(values: dict[str, Any]) -> dict[str, Any]:
-    """Values of a file under the present names of their keys, as the schema has them."""
-    modernize(values)
-    return values
-
-
 def test_every_section_is_closed_and_every_key_is_described():
     for name, section in [("", schema()), *schema()["$defs"].items()]:
         for part in section.get("anyOf", [section]):
@@ -96,11 +89,11 @@ def test_every_line_of_every_table_fits():
     seen = set()
     for row in [row for table in all_tables() for row in table.rows]:
         first = next(iter(row.methods.values()))
-        validator().validate(current({"name": "line", **row.values, **without_slots(first)}))
+        validator().validate({"name": "line", **row.values, **without_slots(first)})
         for method in row.methods.values():
             text = json.dumps(method)
             if text not in seen:
-                values = current({"name": "line", **row.values, **without_slots(method)})
+                values = {"name": "line", **row.values, **without_slots(method)}
                 section.validate(values["algorithm"])
                 validator().validate(values)
             seen.add(text)

@@ -12,6 +12,7 @@ from hedgerow.platform.runs.mlflow_sync import save_final_model
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_data, build_module, check
 from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.searchspaces.spaces.space import without_slots
 
 TRAINED, ALL = 170, 1210
 
@@ -25,7 +26,7 @@ METHODS = {
     "kd": {"starts": 2},
     "disk": {},
     "fedbio": {},
-    "fedavg-synthetic": {"side": {"kind": "synthetic"}},
+    "fedavg-synthetic": {"objective": {"kind": "synthetic"}},
 }
 
 
@@ -40,7 +41,7 @@ def experiment(name, hyper, model="toys.FrozenFirst", mode="vmap", **more):
             "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5, "holdout": 0.2, "samples_per_client": 40},
             "model": {"name": model},
         },
-        "algorithm": {"name": name.partition("-")[0], **hyper},
+        **without_slots({"name": name.partition("-")[0], **hyper}),
         "engine": {"mode": mode, "chunk": 4 if mode == "vmap" else "auto", "compile": False},
         "resources": {"executor": "inline"},
         "tracking": {"enabled": False},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers import blobs
-from ray_runs import numbers, same, small
+from ray_runs import same, small
 from searches import plan
 
 import hedgerow
@@ -17,7 +17,6 @@ from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.own_data import data_record
 from hedgerow.platform.runtime.factory import build_partition, check
-from hedgerow.platform.tracking.records import write_object
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.reports.analysis.run_reader import read_all
@@ -100,7 +99,7 @@ def test_a_run_on_arrays_of_its_own_goes_on_with_these_alone(tmp_path):
     assert all(np.array_equal(again[name], calm.parameters[name]) for name in again)
 
 
-def test_a_run_whose_files_have_changed_is_refused_and_an_old_one_without_a_hash_is_not(tmp_path):
+def test_a_run_whose_files_have_changed_is_refused(tmp_path):
     settings = SETTINGS | {"task__partition": {"kind": "iid", "clients": 12, "samples_per_client": 20}}
     with pytest.raises(RuntimeError, match="stopped"):
         hedgerow.run(small(tmp_path, **settings), show=stop)
@@ -113,12 +112,6 @@ def test_a_run_whose_files_have_changed_is_refused_and_an_old_one_without_a_hash
     folder.update(data=known | {"partition": "0" * 64})
     with pytest.raises(UserError, match="the partition of its file differs"):
         hedgerow.resume(folder, show=False)
-    record = folder.record()
-    del record["data"]
-    write_object(folder.path / "run.json", record)
-    resumed = hedgerow.resume(folder, show=False)
-    assert f"{folder} has no content hash of its data" in (resumed.warning or "")
-    assert len(numbers(resumed)) == 6
 
 
 def test_a_search_on_arrays_of_its_own_is_not_resumed_on_its_file_s(tmp_path):

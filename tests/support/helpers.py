@@ -16,10 +16,9 @@ from hedgerow.algorithms.slots.slots import Slots
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
-from hedgerow.platform.config.old_spellings import SLOTS
 from hedgerow.platform.config.registries import ObjectiveConfig, TransformConfig, algorithms, partitions
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.config.slots_section import AggregationConfig
+from hedgerow.platform.config.slots_section import SLOT_SECTIONS, AggregationConfig
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.launch import build_executor
@@ -194,12 +193,12 @@ class _Slots(Section):
 
 def slots_of(section: dict[str, Any]) -> Slots:
     """Slots that a section has in addition to the keys of its algorithm."""
-    return Slots.model_construct(**dict(_Slots(**{key: section[key] for key in SLOTS if key in section})))
+    return Slots.model_construct(**dict(_Slots(**{key: section[key] for key in SLOT_SECTIONS if key in section})))
 
 
 def build(kind: type[Algorithm], section: dict[str, Any], task: Task, always: bool = False) -> Any:
     """Build an algorithm with its slots, as the platform does. always: also if no slot is filled."""
-    inner = kind(named(kind)(**{key: value for key, value in section.items() if key not in SLOTS}), task)
+    inner = kind(named(kind)(**{key: value for key, value in section.items() if key not in SLOT_SECTIONS}), task)
     slots = slots_of(section)
     return Slotted(inner, slots) if always or slots.are_filled else inner
 

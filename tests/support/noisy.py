@@ -4,7 +4,7 @@ from helpers import SingleRun, blobs, experiment, slots_of
 
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig, TaskConfig
-from hedgerow.platform.config.old_spellings import SLOTS
+from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.runtime.factory import build_algorithms
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
@@ -46,7 +46,7 @@ def noisy(
     config = kind or registries.partitions.section("iid")(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
     clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
-    own = {key: value for key, value in section.items() if key not in SLOTS}
+    own = {key: value for key, value in section.items() if key not in SLOT_SECTIONS}
     hyper = registries.algorithms.section(section["name"])(**own)
     task = {"data": {"name": "digits"}, "partition": config, "model": model or {"name": "mlp", "hidden": [4]}}
     task |= {"problem": problem or {"kind": "cleaning", "weights": "clipped"}}

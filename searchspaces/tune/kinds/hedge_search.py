@@ -77,19 +77,12 @@ class HedgeSearch(SearchKind):
 
     @model_validator(mode="before")
     @classmethod
-    def _range_and_rate(cls, values: Any) -> Any:
+    def _rate(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = dict(values)
-        # Key of files written before `range` existed.
-        clip = values.pop("clip", None)
-        if clip is not None:
-            if "range" in values:
-                raise ValueError("`clip: c` means `range: [0, c]`; remove `clip`")
-            values["range"] = [0.0, clip]
         lower = values.get("mode") == "min" or mode_of(str(values.get("metric"))) == "min"
         if lower and values.get("range") is None and not {"rate", "gamma"} & values.keys():
-            values["rate"] = "adahedge"
+            return {**values, "rate": "adahedge"}
         return values
 
     def build(self, setup: SearchSetup) -> tuple[None, HedgeScheduler]:

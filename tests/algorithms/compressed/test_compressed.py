@@ -6,26 +6,26 @@ import torch
 from helpers import blobs, distance, identical, partition, run_inline, small_task
 
 from hedgerow.algorithms.core.pytree import count, flat, flatten, sub
+from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.transforms.sketches import CountSketch
 from hedgerow.algorithms.transforms.sparse_vectors import dense
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.old_spellings import modernize
-from hedgerow.platform.config.registries import algorithm_class
 
 DATA = blobs(samples=160)
 D = 6 * 8 + 8 + 8 * 3 + 3
 LOCAL = {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": None}
 
 
-def run(name, mode=("vmap", 3), rounds=4, folder=None, **hyper):
+COMPRESSED = {"top_k": {"entries": 10}, "sketch": {"rows": 3, "columns": 20, "entries": 10}}
+
+
+def run(transform=None, mode=("vmap", 3), rounds=4, folder=None, **keys):
+    """FedAvg with at most one transform. keys: of the transform."""
     clients = partition(np.array([30, 25, 25, 20, 20]), seed=0)
-    engine = EngineConfig(mode=mode[0], chunk=mode[1])
-    settings = {"rounds": rounds, "engine": engine}
-    values = {"algorithm": {"name": name, **LOCAL, **hyper}}
-    modernize(values)
-    section = values.pop("algorithm") | values
-    section["aggregation"] = {"weighting": "uniform", **section.get("aggregation", {})}
-    return run_inline(algorithm_class(section["name"]), small_task(DATA), DATA, clients, section, folder, **settings)
+    settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
+    section = {"name": "fedavg", **LOCAL, "aggregation": {"weighting": "uniform"}}
+    section["transforms"] = [{"kind": transform, **keys}] if transform else []
+    return run_inline(FedAvg, small_task(DATA), DATA, clients, section, folder, **settings)
 
 
 def of_transform(state):
@@ -33,30 +33,27 @@ def of_transform(state):
     return state["transforms"]["0"]["train"]["w"]
 
 
-SECTIONS = {"fedavg_topk": {"entries": 10}, "fetchsgd": {"rows": 3, "columns": 20, "entries": 10}}
-
-
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("name", COMPRESSED)
 def test_loop_and_vmap_agree(name):
-    loop, vmap = (run(name, mode, **SECTIONS[name]) for mode in (("loop", 1), ("vmap", 3)))
+    loop, vmap = (run(name, mode, **COMPRESSED[name]) for mode in (("loop", 1), ("vmap", 3)))
     [list(one) for one in (loop, vmap)]
     assert distance(flatten(loop.server), flatten(vmap.server)) < 1e-5
 
 
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("name", COMPRESSED)
 def test_a_resumed_run_is_undisturbed(name, tmp_path):
-    calm = run(name, **SECTIONS[name])
+    calm = run(name, **COMPRESSED[name])
     list(calm)
-    first = run(name, folder=tmp_path, **SECTIONS[name])
+    first = run(name, folder=tmp_path, **COMPRESSED[name])
     [next(first) for _ in range(2)]
     first.save()
-    second = run(name, folder=tmp_path, **SECTIONS[name])
+    second = run(name, folder=tmp_path, **COMPRESSED[name])
     list(second)
     assert identical(flatten(calm.server), flatten(second.server))
 
 
 def test_who_sends_everything_is_fedavg():
-    whole, plain = run("fedavg_topk", entries=D), run("fedavg")
+    whole, plain = run("top_k", entries=D), run()
     [list(one) for one in (whole, plain)]
     assert count(plain.server["w"]) == D
     assert distance(whole.server["w"], plain.server["w"]) < 1e-6
@@ -64,23 +61,23 @@ def test_who_sends_everything_is_fedavg():
 
 def test_what_a_client_does_not_send_it_remembers():
     """The models' moves of all rounds are what was sent and what is still remembered, on average."""
-    runs = run("fedavg_topk", entries=7, rounds=1)
+    runs = run("top_k", entries=7, rounds=1)
     start = runs.server["w"]
     next(runs)
     moved = flat(sub(runs.server["w"], start))
     left = of_transform(runs.states.read(np.arange(5)))["residual"]
-    plain = run("fedavg", rounds=1)
+    plain = run(rounds=1)
     next(plain)
     assert torch.allclose(moved + left.mean(0), flat(sub(plain.server["w"], start)), atol=1e-6)
     assert all(int((row == 0).sum()) >= 7 for row in left)
-    forgetful = run("fedavg_topk", entries=7, error_feedback=False)
+    forgetful = run("top_k", entries=7, error_feedback=False)
     list(forgetful)
     assert "transforms" not in forgetful.states.read(np.arange(5))
 
 
 def test_a_round_of_fetchsgd_by_hand():
     hyper = {"rows": 3, "columns": 25, "entries": 5, "server_lr": 0.5, "server_momentum": 0.8}
-    runs, plain = run("fetchsgd", **hyper), run("fedavg", rounds=1)
+    runs, plain = run("sketch", **hyper), run(rounds=1)
     start = runs.server["w"]
     next(plain)
     table = CountSketch.draw(D, 3, 25, 0).sketch(flat(sub(plain.server["w"], start)))
@@ -98,15 +95,15 @@ def test_a_round_of_fetchsgd_by_hand():
 
 
 def test_what_is_transmitted():
-    topk, fetch = (next(run(name, **SECTIONS[name])) for name in SECTIONS)
+    topk, fetch = (next(run(name, **COMPRESSED[name])) for name in COMPRESSED)
     assert topk["scalars_up"] == 5 * 2 * 10
     assert fetch["scalars_up"] == 5 * 3 * 20
     assert topk["scalars_down"] == fetch["scalars_down"] == 5 * D
 
 
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("name", COMPRESSED)
 def test_they_learn(name):
-    section = {"entries": 10} if name == "fedavg_topk" else {"rows": 3, "columns": 40, "entries": 10}
+    section = {"entries": 10} if name == "top_k" else {"rows": 3, "columns": 40, "entries": 10}
     records = list(run(name, rounds=40, **section))
     assert records[-1]["test_loss"] < 0.6 * records[0]["test_loss"]
 

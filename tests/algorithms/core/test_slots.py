@@ -41,12 +41,11 @@ from hedgerow.algorithms.transforms.transform import Transform
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.loader import apply_override, dump_experiment, load_experiment, parse_experiment
+from hedgerow.platform.config.loader import dump_experiment, load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
 from hedgerow.platform.runtime.factory import build_algorithms, build_data, check_task
 from hedgerow.platform.ui.explained_experiment import complete
-from hedgerow.searchspaces.spaces.space import value_at, with_overrides
 
 DATA = blobs(samples=160)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)
@@ -281,35 +280,6 @@ def test_a_transform_does_not_hide_that_a_client_diverged():
         assert record["dropped"] == 1
 
 
-class WithMomentum(FedAvg):
-    """The server's step inside the round, as checkpoints of earlier versions have it."""
-
-    def init_server(self):
-        state = super().init_server()
-        return {**state, "optimizer": ServerOptimizer(momentum=0.5).init(state["w"])}
-
-    def round(self, server, cohort):
-        state = yield from super().round(server, cohort)
-        w, memory = ServerOptimizer(momentum=0.5).step(server["w"], state["w"], server["optimizer"])
-        return {"w": w, "optimizer": memory}
-
-
-def test_checkpoints_of_earlier_versions_go_on_or_are_refused_in_a_sentence(tmp_path):
-    slot = {"aggregation": {"server_optimizer": {"momentum": 0.5}}}
-    first = run(WithMomentum, folder=tmp_path / "momentum")
-    next(first), next(first)
-    first.save()
-    second, calm = run("fedavg", folder=tmp_path / "momentum", **slot), run_to_end("fedavg", **slot)
-    assert second.round == 2
-    list(second)
-    assert identical(flatten(second.server), flatten(calm.server))
-    first = run(FedAvgTopK, folder=tmp_path / "top_k")
-    next(first)
-    first.save()
-    with pytest.raises(UserError, match="are not those of this algorithm; start a new run"):
-        list(run("fedavg", folder=tmp_path / "top_k", transforms=[{"kind": "top_k", "entries": 10}]))
-
-
 # ---- what clients remember -------------------------------------------------------------------------------------------
 
 
@@ -515,7 +485,6 @@ SKETCH = {"kind": "sketch", "entries": 10}
         ({"transforms": [SKETCH, TOP]}, "transforms.0: it encodes updates, which later transforms cannot read"),
         ({"algorithm": {"name": "feddyn"}, "transforms": [SKETCH]}, "transforms.0: clients of feddyn cannot know"),
         ({"transforms": [{"kind": "top_k", "entries": 10**6}]}, "transforms.0.entries: 1000000 is more than the"),
-        ({"algorithm": {"name": "focus", "weighting": "uniform"}}, "aggregation.weighting: focus defines"),
         *[({"algorithm": {"name": name}, "aggregation": {"weighting": weighting}, "task": CLEANING},
            f"aggregation.weighting: {name} defines its own client weights; set it to null")
           for name in ("fedavg_oracle", "preprocess", "comm_fedbio_topk") for weighting in ("uniform", "samples")],
@@ -641,83 +610,6 @@ def test_the_server_optimizer_of_a_checkpoint_may_change(tmp_path):
         next(after)
         after.save()
     assert "optimizer" not in after.server
-
-
-# ---- old spellings ---------------------------------------------------------------------------------------------------
-
-
-def test_old_keys_mean_what_they_meant():
-    old = {**EXPERIMENT, "algorithm": {"name": "fedavg", "lr": 0.1, "weighting": "samples", "server": {"lr": 0.5}}}
-    new = {**EXPERIMENT, "aggregation": {"weighting": "samples", "server_optimizer": {"lr": 0.5}}}
-    assert parse_experiment(old) == parse_experiment(new)
-    assert old["algorithm"]["server"] == {"lr": 0.5}
-    top = {"algorithm": {"name": "fedavg_topk", "lr": 0.1, "entries": 7, "server": {"momentum": 0.5}}}
-    found = parse_experiment({**EXPERIMENT, **top})
-    assert found.algorithm.name == "fedavg"
-    assert found.transforms[0].entries == 7
-    assert found.aggregation.server_optimizer.momentum == 0.5
-    sketch = {"algorithm": {"name": "fetchsgd", "rows": 5, "server_lr": 0.5, "sketch_seed": 3}}
-    (found,) = parse_experiment({**EXPERIMENT, **sketch}).transforms
-    assert (found.kind, found.rows, found.server_lr, found.sketch_seed) == ("sketch", 5, 0.5, 3)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "overrides", "key", "value"),
-    [
-        ({"name": "fedavg"}, ["algorithm.server.lr=0.25"], "aggregation.server_optimizer.lr", 0.25),
-        ({"name": "fedavg", "server": {"lr": 0.5}}, ["aggregation.server_optimizer.lr=0.25"],
-         "aggregation.server_optimizer.lr", 0.25),
-        ({"name": "fedavg_topk"}, ["algorithm.entries=3"], "transforms.0.entries", 3),
-        ({"name": "fedavg_topk"}, ["transforms.0.entries=3"], "transforms.0.entries", 3),
-        ({"name": "fedavg"}, ["algorithm.name=fetchsgd", "algorithm.rows=4"], "transforms.0.rows", 4),
-    ],
-)  # fmt: skip
-def test_old_keys_may_be_overridden_under_both_names(algorithm, overrides, key, value):
-    values, lines = {**EXPERIMENT, "algorithm": algorithm}, {}
-    for override in overrides:
-        apply_override(values, lines, override)
-    assert value_at(parse_experiment(values, lines).model_dump(), key) == value
-    # A search does the same, whichever spelling its file and its space have.
-    chosen = dict(one.split("=") for one in overrides)
-    chosen = {name: text if name == "algorithm.name" else type(value)(text) for name, text in chosen.items()}
-    searched = with_overrides({**EXPERIMENT, "algorithm": algorithm}, chosen)
-    assert value_at(parse_experiment(searched).model_dump(), key) == value
-    resolved = parse_experiment({**EXPERIMENT, "algorithm": algorithm}).model_dump(mode="json")
-    assert value_at(parse_experiment(with_overrides(resolved, chosen)).model_dump(), key) == value
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"algorithm": {"name": "focus", "weighting": "banana"}}, r"weighting must be .*uniform"),
-        ({"algorithm": {"name": "fedavg", "side": {"kind": "robustness", "noise": 0.2}}}, r"noise is not a key here"),
-        ({"algorithm": {"name": "fedavg", "side": {"kind": "stability", "guide": {}}}}, r"guide is not a key here"),
-        ({"algorithm": {"name": "fedavg_topk", "entries": 7}, "transforms": 5}, r"transforms must be a list"),
-        ({"algorithm": {"name": "fetchsgd"}, "transforms": {"kind": "clip"}}, r"transforms must be a list"),
-    ],
-)
-def test_wrong_values_of_old_files_are_refused(values, sentence):
-    with pytest.raises(UserError, match=sentence) as caught:
-        parse_experiment({**EXPERIMENT, **values})
-    assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "weighting"), [("focus", "samples"), ("fedavg_oracle", "uniform"), ("preprocess", "samples")]
-)
-def test_old_files_keep_a_weighting_that_never_had_an_effect(name, weighting):
-    old = {**EXPERIMENT, "algorithm": {"name": name, "weighting": weighting}}
-    assert parse_experiment(old).aggregation.weighting is None
-
-
-def test_a_key_under_both_names_is_refused():
-    both = {
-        **EXPERIMENT,
-        "algorithm": {"name": "fedavg", "server": {"lr": 0.5}},
-        "aggregation": {"server_optimizer": {"lr": 1.0}},
-    }
-    with pytest.raises(UserError, match=r"algorithm\.server is the old name of aggregation\.server_optimizer"):
-        parse_experiment(both)
 
 
 def test_a_wire_counts_bits():

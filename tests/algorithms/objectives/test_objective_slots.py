@@ -40,7 +40,7 @@ from hedgerow.algorithms.slots.slots import Slots
 from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.config.loader import apply_override, load_experiment, parse_experiment
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
@@ -245,65 +245,3 @@ def test_a_search_compares_methods_with_their_objectives():
     trials = [found.trial(overrides) for overrides in found.configurations]
     assert [trial.algorithm.name for trial in trials] == ["fedavg", "feddyn", "fedavg"]
     assert [trial.objective and trial.objective.alpha for trial in trials] == [0.9, 0.2, None]
-
-
-# ---- the former spelling ---------------------------------------------------------------------------------------------
-
-FORMERLY = {
-    "kind": "robustness",
-    "alpha": 0.3,
-    "temperature": 2.0,
-    "detach_target": True,
-    "noise": 0.1,
-    "ratio": 1.0,
-    "duplicate": 0.5,
-    "limit": None,
-    "dual_lr": 1.0,
-    "guide": None,
-}
-"""As earlier versions wrote it: one section had the keys of all kinds."""
-
-
-def with_side(side, **more):
-    values = file(**more)
-    values["algorithm"]["side"] = side
-    return values
-
-
-def test_the_former_spelling_is_read_as_the_current_one():
-    current = {"kind": "robustness", "alpha": 0.3, "temperature": 2.0, "detach_target": True}
-    assert parse_experiment(with_side(FORMERLY)) == parse_experiment(file(objective=current))
-    assert parse_experiment(with_side(None)) == parse_experiment(file())
-    disk = {**FORMERLY, "kind": "disk", "detach_target": False, "guide": {"delta": 0.1}}
-    assert parse_experiment(with_side(disk)).objective.guide.delta == 0.1
-    with pytest.raises(UserError, match=r"algorithm\.side is the old name of objective, which is given too"):
-        parse_experiment(with_side(FORMERLY, objective={"kind": "stability"}))
-
-
-def test_overrides_may_use_the_former_spelling(tmp_path):
-    path = tmp_path / "old.yaml"
-    path.write_text(yaml.safe_dump(with_side({"kind": "stability", "alpha": 0.5})))
-    for key in ("objective", "algorithm.side"):
-        changed = load_experiment(path, [f"{key}.noise=0.2", f"{key}.limit=0.1"]).objective
-        assert (changed.kind, changed.noise, changed.alpha, changed.limit) == ("stability", 0.2, None, 0.1)
-        assert load_experiment(path, [f"{key}=null"]).objective is None
-    whole = "algorithm={name: feddyn, side: {kind: distillation, alpha: 0.2}}"
-    assert load_experiment(path, [whole]).objective.alpha == 0.2
-    values = file()
-    apply_override(values, {}, "algorithm.side={kind: stability}")
-    assert values["objective"] == {"kind": "stability"}
-
-
-def test_searches_may_use_the_former_spelling():
-    space = {
-        "algorithm.side.alpha": [0.1, 0.5],
-        "algorithm.lr": {"grid": [0.1, 0.2], "when": {"algorithm.side.alpha": 0.5}},
-    }
-    found = parse_search(with_side({"kind": "stability"}, search={"kind": "grid", "space": space}))
-    trials = [found.trial(overrides) for overrides in found.configurations]
-    assert [trial.objective.alpha for trial in trials] == [0.1, 0.5, 0.5]
-    # So may configurations that a search saved before.
-    assert found.trial({"algorithm.side.alpha": 0.7}).objective.alpha == 0.7
-    sections = [{"name": "fedavg", "side": {"kind": "stability", "alpha": alpha}} for alpha in (0.1, 0.2)]
-    found = parse_search(file(search={"kind": "grid", "space": {"algorithm": {"grid": sections}}}))
-    assert [found.trial(one).objective.alpha for one in found.configurations] == [0.1, 0.2]
