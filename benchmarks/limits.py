@@ -88,7 +88,7 @@ def half_a_round(experiment: Experiment, dataset: Dataset, partition: Partition)
     }
     half = experiment.model_copy(update=update)
     with tempfile.TemporaryDirectory() as folder:
-        coordinator = build_coordinator([half], dataset, partition, [Path(folder)])
+        coordinator = build_coordinator([half], dataset, partition, [Path(folder) / "checkpoints"])
         coordinator.run_round()
         seconds = []
         for _ in range(ROUNDS - 3):

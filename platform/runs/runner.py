@@ -140,8 +140,6 @@ def _carry_out(
     warnings += checkpoint_warnings(folder.checkpoints.absolute())
     latest = read_latest(folder.checkpoints)
     history: Sequence[RoundRecord] = latest[1]["history"] if latest else []
-    log = RunLog(folder.metrics)
-    log.replace(history)
     before = history[-1]["seconds"] if history else 0.0
     patience = experiment.tracking.patience
     tracker = Tracker(lambda: open_store(folder), patience) if experiment.tracking.enabled else None
@@ -163,7 +161,6 @@ def _carry_out(
                 news, done = coordinator.advance(BEAT)
                 lock.claim.check()
                 for record in news:
-                    log.append(record)
                     _report(record, tracker, show)
                     loggers.round(record)
                 if termination.came and not done:
@@ -172,7 +169,7 @@ def _carry_out(
             folder.update(plans=coordinator.plans())
             parameters = coordinator.parameters()
             warnings[:] = dict.fromkeys([*warnings, *coordinator.warnings()])
-        records = log.read()
+        records = RunLog(folder.metrics).read()
         evaluation = experiment.evaluation
         summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
         progress = kept(read_progress(checkpoints(folder.checkpoints)[-1]))

@@ -1,7 +1,8 @@
 """The coordinator of a run: advances its servers round by round, and saves checkpoints."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class Coordinator:
         until = time.perf_counter() + seconds
         if self._failure:
             raise self._failure
+        self.write_records()
         first = self.round
         while not self.done:
             before = self.round
@@ -112,6 +114,7 @@ class Coordinator:
         for server, expected in zip(self.servers, self._constants, strict=True):
             compare_constants(server.algorithm.task.module, expected)
         records = self.next_round()
+        self.write_records()
         self._record_plans()
         for variant in records:
             self.on_round(variant, self.servers[variant])
@@ -242,7 +245,20 @@ class Coordinator:
             elif self.folders[variant] is not None:
                 self._save_variant(variant)
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    # ---- records and checkpoints -------------------------------------------------------------------------------------
+
+    def write_records(self) -> None:
+        """Write the records of all rounds so far, and no others, to the run folders.
+
+        Raises UserError when another process has taken over the run.
+        """
+        for server, folder in zip(self.servers, self._run_folders, strict=True):
+            if folder and not server.history.is_in(folder.metrics):
+                self._check_claim()
+                with _writing(folder.metrics):
+                    folder.path.mkdir(parents=True, exist_ok=True)
+                    server.history.write(folder.metrics)
+                    server.history.settle()
 
     def save(self) -> list[Path]:
         """Write a checkpoint of every variant at its current round, unless there is one; returns the folders.
@@ -308,16 +324,11 @@ class Coordinator:
         def save_states(aside: Path) -> dict[str, Fingerprint]:
             return store.save(aside) if store else {}
 
-        try:
+        with _writing(target):
             progress = state["progress"] | {"plans": self.executor.plans.values(variant)}
             self._saved[variant] = write_checkpoint(target, state["server"], progress, save_states, server.history)
             if store:
                 store.saved(self._saved[variant])
-        except (OSError, SafetensorError, Altered) as error:
-            raise UserError(
-                f"checkpoints: {target} cannot be written ({str(error).strip()}); {_remedy(error)}, then `hedgerow "
-                "resume` continues from the previous one"
-            ) from error
 
     def _record_plans(self) -> None:
         for variant, folder in enumerate(self._run_folders):
@@ -329,6 +340,18 @@ class Coordinator:
     def _check_claim(self) -> None:
         if self.claim:
             self.claim.check()
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Raise UserError for a file or folder that cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError, Altered) as error:
+        raise UserError(
+            f"checkpoints: {target} cannot be written ({str(error).strip()}); {_remedy(error)}, then `hedgerow resume` "
+            "continues from the last checkpoint"
+        ) from error
 
 
 def _remedy(error: Exception) -> str:

@@ -1,8 +1,7 @@
 """Checkpoints: each is an atomic, verified folder in a format that executes no code when it is read.
 
 A checkpoint is a folder `round-00000010`, or `round-00000010.2` if its round is saved a second time. Its commit marker,
-`progress.json`, contains the SHA-256 of every other file and of itself, and a position in the records file next to the
-folder.
+`progress.json`, contains the SHA-256 of every other file and of itself, and a position in the run's metrics.jsonl.
 """
 
 import errno
@@ -25,7 +24,7 @@ from safetensors.torch import load, save_file
 from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.atomic_file import Altered, Fingerprint, compare, fingerprint, read_verified, sync
-from hedgerow.platform.storage.history import RECORDS, History
+from hedgerow.platform.storage.history import METRICS, History
 from hedgerow.platform.storage.remote import SEAL
 from hedgerow.platform.storage.sealed_json import seal, unseal
 
@@ -157,7 +156,7 @@ def write_checkpoint(
 
     server: server state. progress: JSON values (round, ledger, plans). save_states: function that writes the client
     states into a given folder, and returns the fingerprints that it knows. history: records so far; new ones are
-    appended to their file.
+    written to the run's file.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}-{token_hex(4)}")
     try:
@@ -170,13 +169,15 @@ def write_checkpoint(
             "files": {file.name: known.get(file.name) or fingerprint(file) for file in sorted(aside.iterdir())},
         }
         if history is not None:
-            content["history"] = history.save(folder.parent)
+            content["history"] = history.save(_metrics(folder))
         (aside / SEAL).write_bytes(_sealed(content))
         for file in aside.iterdir():
             sync(file)
         sync(aside)
         target = _unused(folder)
         aside.rename(target)
+        if history is not None:
+            history.settle()
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -197,7 +198,7 @@ def read_checkpoint(folder: Path) -> tuple[Tree, dict[str, Any]]:
     server = _tree(folder, SERVER, content)
     _verify_files(folder, content, but=SERVER)
     if position := content.get("history"):
-        content["history"], _ = _records(folder, position)
+        content["history"] = _records(folder, position)
     branches = content.pop("empty_branches")
     del content["files"]
     return {**{branch: {} for branch in branches}, **server}, content
@@ -303,15 +304,14 @@ def read_latest(parent: Path) -> tuple[Tree, dict[str, Any]] | None:
 
 
 def checkpoint_warnings(parent: Path) -> list[str]:
-    """Sentence about each damaged checkpoint under `parent`, and about the newest intact one if its records are
-    damaged.
+    """Sentence about each damaged checkpoint under `parent`.
 
     Raises UserError when there are checkpoints and all of them are damaged.
     """
-    flaws, note, folders = [], "", checkpoints(parent)
+    flaws, folders = [], checkpoints(parent)
     for folder in folders:
         try:
-            note = _examine(folder)
+            _examine(folder)
         except DamagedCheckpoint as error:
             flaws.append(passed_over(folder, error.reason))
     if folders and len(flaws) == len(folders):
@@ -319,7 +319,7 @@ def checkpoint_warnings(parent: Path) -> list[str]:
             f"{parent} has no checkpoint that can be used ({flaws[-1]}); restore one from a copy, or delete all "
             "of them to begin again at round 1"
         )
-    return [*flaws, note] if note else flaws
+    return flaws
 
 
 def passed_over(folder: Path, reason: str) -> str:
@@ -346,22 +346,7 @@ def prune(parent: Path, keep: int, newest: Path | None = None, best: int | None 
             folder.rename(folder.with_name(f".{folder.name}.{token_hex(4)}"))
     for folder in parent.glob(".round-*"):
         shutil.rmtree(folder)
-    _prune_records(parent)
-
-
-def _prune_records(parent: Path) -> None:
-    """Delete records files to which no checkpoint refers."""
-    files = {file.name: file for file in parent.glob(RECORDS)}
-    if len(files) < 2:
-        return
-    for folder in checkpoints(parent):
-        try:
-            history = _marker(folder).get("history")
-        except DamagedCheckpoint:
-            continue
-        if history:
-            files.pop(history["file"], None)
-    for file in files.values():
+    for file in parent.parent.glob(f".{METRICS}.*"):
         file.unlink()
 
 
@@ -396,14 +381,12 @@ def _marker(folder: Path) -> dict[str, Any]:
         return content
 
 
-def _examine(folder: Path) -> str:
-    """Verify all of a checkpoint; returns a sentence if it can be used with a reservation, else an empty string.
-
-    Raises DamagedCheckpoint.
-    """
+def _examine(folder: Path) -> None:
+    """Verify all of a checkpoint. Raises DamagedCheckpoint."""
     content = _marker(folder)
     _verify_files(folder, content)
-    return _records(folder, position)[1] if (position := content.get("history")) else ""
+    if position := content.get("history"):
+        _records(folder, position)
 
 
 def _verify_files(folder: Path, content: dict[str, Any], but: str = "") -> None:
@@ -420,20 +403,15 @@ def _tree(folder: Path, name: str, content: dict[str, Any]) -> Tree:
         return _parse_tree(read_verified(folder / name, content["files"][name]))
 
 
-def _records(folder: Path, position: dict[str, Any]) -> tuple[History, str]:
-    """Records up to a position, and a sentence if they are not read from their own file, else an empty string.
+def _metrics(folder: Path) -> Path:
+    """Records of the run to which a checkpoint belongs."""
+    return folder.parent.parent / METRICS
 
-    The run's metrics begin with the same bytes, unless the run ended before it wrote them.
-    """
-    file = folder.parent / position["file"]
-    try:
-        with _damage_in(folder, file.name):
-            return History.read(file, position), ""
-    except DamagedCheckpoint as error:
-        metrics = folder.parent.parent / "metrics.jsonl"
-        with suppress(DamagedCheckpoint), _damage_in(folder, metrics.name):
-            return History.read(metrics, position), f"{file} is damaged ({error.reason}); {metrics} is used instead"
-        raise
+
+def _records(folder: Path, position: dict[str, Any]) -> History:
+    """Records up to a position. Raises DamagedCheckpoint."""
+    with _damage_in(folder, METRICS):
+        return History.read(_metrics(folder), position)
 
 
 @contextmanager

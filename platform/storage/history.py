@@ -1,4 +1,4 @@
-"""Per-round records of a learner: each is appended once to a file, to which checkpoints refer by position."""
+"""Records of a run: one line of metrics.jsonl per round, to which checkpoints refer by position."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, overload
+from typing import IO, Any, overload
 
 from hedgerow.platform.storage.atomic_file import Altered, compare, sync
 from hedgerow.platform.storage.sealed_json import seal, unseal
@@ -16,22 +16,20 @@ RoundRecord = dict[str, Any]
 """Metrics of one round: name -> number; a round of Hedge also has lists."""
 
 Position = dict[str, Any]
-"""Prefix of a records file: {"file": its name, "bytes": ..., "records": ..., "sha256": of these bytes}."""
+"""Beginning of a run's records: {"bytes": ..., "records": ..., "sha256": of these bytes}."""
 
-
-RECORDS = "records-*.jsonl"
-"""Names of records files, next to the checkpoints that refer to them."""
+METRICS = "metrics.jsonl"
+"""Name of the file in a run folder, with one object of `seal` per line."""
 
 
 class History(Sequence[RoundRecord]):
-    """Records in the order of rounds. Saved records are in a file, later ones in memory.
-
-    A records file is never truncated or rewritten, so positions in it stay valid. Records that continue another prefix,
-    such as that of an earlier checkpoint or of another run, begin a new file with a copy of that prefix.
-    """
+    """Records in the order of rounds. Saved records are in a file, later ones in memory."""
 
     def __init__(self, records: Iterable[RoundRecord] = ()):
         self._file: Path | None = None
+        """File with the saved records at its beginning."""
+        self._target: Path | None = None
+        """File of the run that this learner writes: the same, or the one that it is going to replace."""
         self._ends = array("Q")
         """End of each saved record, in bytes."""
         self._digest = sha256()
@@ -59,31 +57,44 @@ class History(Sequence[RoundRecord]):
         self._unsaved.append(record)
         self._last = [record]
 
-    def save(self, folder: Path) -> Position:
-        """Append the records in memory to the file in `folder`, and flush it to disk.
+    def save(self, file: Path) -> Position:
+        """Write the records as `write` does, and flush them to the disk; returns their position."""
+        self.write(file)
+        assert self._file is not None
+        sync(self._file)
+        return {"records": len(self._ends), **self._fingerprint()}
 
-        Raises OSError if the file cannot be written, Altered if the saved records were changed on disk.
+    def write(self, file: Path) -> None:
+        """Write the records to the file of a run.
+
+        The first time, all are written to another file, which `settle` puts in place of one with other records, or with
+        rounds that an interruption has undone: checkpoints may refer to what is in it. Later ones are appended. Raises
+        OSError if they cannot be written, Altered if the saved records were changed on disk.
         """
-        start, file = self._saved_bytes, self._file
-        if file is None or file.parent != folder or file.stat().st_size != start:
-            file = self._continued_in(folder)
-        lines = [(seal(record) + "\n").encode() for record in self._unsaved]
-        try:
-            with file.open("ab") as stream:
-                stream.writelines(lines)
-                stream.flush()
-                os.fsync(stream.fileno())
-        except BaseException:
-            if file == self._file:
-                os.truncate(file, start)
-            else:
-                file.unlink()
-            raise
+        if file != self._target:
+            self._file, self._target = self._copy_next_to(file), file
+        start, lines = self._saved_bytes, [(seal(record) + "\n").encode() for record in self._unsaved]
+        assert self._file is not None
+        with self._file.open("r+b") as stream:
+            if os.fstat(stream.fileno()).st_size != start:
+                self._verify(stream)
+                stream.truncate(start)
+            stream.seek(start)
+            stream.writelines(lines)
         for line in lines:
             self._digest.update(line)
             self._ends.append(self._saved_bytes + len(line))
-        self._file, self._unsaved = file, []
-        return {"file": file.name, "records": len(self._ends), **self._fingerprint()}
+        self._unsaved = []
+
+    def settle(self) -> None:
+        """Put the file of the records in place."""
+        if self._file and self._target and self._file != self._target:
+            self._file = self._file.replace(self._target)
+            sync(self._target.parent)
+
+    def is_in(self, file: Path) -> bool:
+        """Whether all records are in a file."""
+        return self._file == self._target == file and not self._unsaved
 
     def __len__(self) -> int:
         return len(self._ends) + len(self._unsaved)
@@ -126,28 +137,31 @@ class History(Sequence[RoundRecord]):
     def _fingerprint(self) -> dict[str, Any]:
         return {"bytes": self._saved_bytes, "sha256": self._digest.hexdigest()}
 
-    def _continued_in(self, folder: Path) -> Path:
-        """Creates a file in `folder` that begins with the saved records."""
-        # Uses a name that no earlier file had: a copy of the folder may still contain that file.
-        file = folder / RECORDS.replace("*", token_hex(6))
-        rest, digest = self._saved_bytes, sha256()
+    def _copy_next_to(self, file: Path) -> Path:
+        """Write the saved records to a new file in the same folder."""
+        aside = file.with_name(f".{file.name}.{token_hex(6)}")
         try:
-            with file.open("xb") as target:
+            with aside.open("xb") as target:
                 if self._file is not None:
                     with self._file.open("rb") as source:
-                        while rest and (chunk := source.read(min(rest, 2**20))):
-                            rest -= len(chunk)
-                            digest.update(chunk)
-                            target.write(chunk)
-                compare({"bytes": self._saved_bytes - rest, "sha256": digest.hexdigest()}, self._fingerprint())
-        except Altered as error:
-            file.unlink(missing_ok=True)
-            raise Altered(f"{self._file} {error}") from None
+                        self._verify(source, target)
         except BaseException:
-            file.unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
             raise
-        sync(folder)
-        return file
+        return aside
+
+    def _verify(self, source: IO[bytes], target: IO[bytes] | None = None) -> None:
+        """Raise Altered unless a file begins with the saved records, which are copied to `target` if given."""
+        rest, digest = self._saved_bytes, sha256()
+        while rest and (chunk := source.read(min(rest, 2**20))):
+            rest -= len(chunk)
+            digest.update(chunk)
+            if target is not None:
+                target.write(chunk)
+        try:
+            compare({"bytes": self._saved_bytes - rest, "sha256": digest.hexdigest()}, self._fingerprint())
+        except Altered as error:
+            raise Altered(f"{self._file} {error}") from None
 
 
 def _record(line: bytes) -> RoundRecord:

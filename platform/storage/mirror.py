@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from hedgerow.platform.common.errors import one_line
 from hedgerow.platform.storage.checkpoint import flaw, is_complete, newest_first, order_of
-from hedgerow.platform.storage.history import RECORDS
+from hedgerow.platform.storage.history import METRICS
 from hedgerow.platform.storage.remote import SEAL, Storage, uri_of
 
 BEAT = 1.0
@@ -68,8 +68,8 @@ class Mirror:
         """
         assert self.storage is not None
         here = self._files()
-        news = [path for path, stamp in here.items() if not self._has(path, stamp)]
-        others = [path for path in news if not _checkpoint(path) and not _is_history(path)]
+        news = [path for path, stamp in here.items() if self._there.get(path) != stamp]
+        others = [path for path in news if not _checkpoint(path)]
         records = {path: (self.folder / path).read_bytes() for path in others}
         for checkpoint in sorted({_checkpoint(path) for path in news} - {""}):
             # A checkpoint that is damaged or was deleted meanwhile leaves its copy unchanged.
@@ -80,24 +80,14 @@ class Mirror:
                 else:
                     self._copy_checkpoint(checkpoint, files)
         for path, content in records.items():
-            self.storage.write(path, content)
-            self._there[path] = here[path]
+            if PurePosixPath(path).name != METRICS or self._may_replace(_parent(path)):
+                self.storage.write(path, content)
+                self._there[path] = here[path]
         present = {_checkpoint(path) for path in here}
         for checkpoint in sorted({_checkpoint(path) for path in self._there} - present):
             if self._is_replaced(checkpoint):
                 self.storage.delete(checkpoint)
                 self._there = {path: stamp for path, stamp in self._there.items() if _checkpoint(path) != checkpoint}
-        earlier = {path for path, (time, _) in self._there.items() if time == EARLIER and path.endswith(SEAL)}
-        needed = {_parent(_checkpoint(seal)) for seal in earlier}
-        for path in [path for path in self._there if _is_history(path) and path not in here]:
-            if _parent(path) not in needed:
-                self.storage.delete_file(path)
-                del self._there[path]
-
-    def _has(self, path: str, stamp: Stamp) -> bool:
-        """Whether the copy of a file is up to date. Records files only grow."""
-        known = self._there.get(path)
-        return known == stamp or (known == (EARLIER, stamp[1]) and _is_history(path))
 
     def _is_copied(self, checkpoint: str, files: dict[str, Stamp]) -> bool:
         """Whether an earlier process has copied this checkpoint. Its marker has the SHA-256 of all other files."""
@@ -122,7 +112,7 @@ class Mirror:
         for path in sorted(files, key=lambda path: path.endswith(SEAL)):
             try:
                 if path.endswith(SEAL):
-                    self._copy_histories(_parent(checkpoint))
+                    self._copy_metrics(_parent(_parent(checkpoint)))
                 self.storage.write(path, self.folder / path)
             except FileNotFoundError:
                 if (self.folder / path).exists():
@@ -131,15 +121,24 @@ class Mirror:
                 return
             self._there[path] = files[path]
 
-    def _copy_histories(self, parent: str) -> None:
-        """Copy the records files next to a folder's checkpoints, at their current length."""
+    def _copy_metrics(self, run: str) -> None:
+        """Copy the records of a run, at their current length."""
         assert self.storage is not None
-        for file in (self.folder / parent).glob(RECORDS):
-            path, stat = f"{parent}/{file.name}", file.stat()
-            stamp = stat.st_mtime_ns, stat.st_size
-            if not self._has(path, stamp):
+        path = f"{run}/{METRICS}" if run else METRICS
+        file = self.folder / path
+        if file.exists() and self._may_replace(run):
+            stat = file.stat()
+            if self._there.get(path) != (stamp := (stat.st_mtime_ns, stat.st_size)):
                 self.storage.write(path, file)
                 self._there[path] = stamp
+
+    def _may_replace(self, run: str) -> bool:
+        """Whether no checkpoint that an earlier process copied, and that is still needed, refers to a run's records."""
+        copies = {
+            _checkpoint(path) for path, (time, _) in self._there.items() if time == EARLIER and path.endswith(SEAL)
+        }
+        mine = [checkpoint for checkpoint in copies if _parent(_parent(checkpoint)) == run]
+        return all(flaw(self.folder / checkpoint) is None or self._is_replaced(checkpoint) for checkpoint in mine)
 
     def _files(self) -> dict[str, Stamp]:
         """Files to copy: all but unfinished writes and Ray Tune's own records, which resuming does not need."""
@@ -177,11 +176,6 @@ class Mirror:
             self.error = one_line(error)
         else:
             self.error = ""
-
-
-def _is_history(path: str) -> bool:
-    """Whether a file is a records file, to which checkpoints refer."""
-    return PurePosixPath(path).match(f"checkpoints/{RECORDS}")
 
 
 def _raise(error: OSError) -> None:

@@ -90,10 +90,6 @@ class Storage:
         if self.fs.get_file_info(seal).type != self._kinds.FileType.NotFound:
             self.fs.delete_file(seal)
 
-    def delete_file(self, path: str) -> None:
-        """Delete a file."""
-        self.fs.delete_file(f"{self.path}/{path}")
-
     def delete(self, checkpoint: str) -> None:
         """Delete a checkpoint."""
         self.unseal(checkpoint)

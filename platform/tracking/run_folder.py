@@ -19,6 +19,7 @@ from hedgerow.platform.common.errors import UserError, first_line, unwritable
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, read_experiment
 from hedgerow.platform.storage.atomic_file import Altered, fingerprint, read_verified
+from hedgerow.platform.storage.history import METRICS
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.ownership import accept, sealed_ownership
@@ -79,7 +80,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def checkpoints(self) -> Path:

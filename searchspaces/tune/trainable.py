@@ -35,7 +35,6 @@ from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, client_actors, members
@@ -96,8 +95,6 @@ class TrialRun:
     """Whether it was stopped early before the search was interrupted; it reports its rounds, and stays stopped."""
     reported: int = 0
     """Number of rounds already reported to Tune."""
-    log: RunLog | None = None
-    """Log of the rounds; opened by the process that actually runs the trial."""
 
 
 class FederatedTrainable(tune.Trainable):
@@ -132,11 +129,8 @@ class FederatedTrainable(tune.Trainable):
     def step(self) -> RoundRecord:
         """Run until the next report; the result contains the new records, each with the number of its expert."""
         run = self.coordinator
-        for member, server in zip(self.members, run.servers, strict=True):
-            if member.log is None:
-                # Opened only now: Tune may set up a second process for a trial that already has one, and drop it.
-                member.log = RunLog(member.folder.metrics)
-                member.log.replace(server.history)
+        # Not in `setup`: Tune may set up a second process for a trial that already has one, and drop it.
+        run.write_records()
         stopped = all(member.stopped for member in self.members)
         if self.shared.rounds is None:
             self._run_new_rounds(stopped)
@@ -185,10 +179,7 @@ class FederatedTrainable(tune.Trainable):
         """Run rounds up to a round."""
         run = self.coordinator
         while run.round < until and not run.done:
-            for i, record in run.run_round().items():
-                log = self.members[i].log
-                assert log is not None
-                log.append(record)
+            run.run_round()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save this round in the run folders, and write their paths to the checkpoint of Tune."""
@@ -216,10 +207,8 @@ class FederatedTrainable(tune.Trainable):
         self.position = min(member.reported for member in self.members)
 
     def _become(self, variant: int, member: TrialRun) -> None:
-        """Write the records, the configuration and the origin of a model that was copied to the trial's run folder."""
+        """Write the configuration and the origin of a model that was copied to the trial's run folder."""
         server = self.coordinator.servers[variant]
-        member.log = RunLog(member.folder.metrics)
-        member.log.replace(server.history)
         member.folder.experiment.write_text(dump_experiment(member.experiment))
         lineage = [*self.lineage[:-1], {**self.lineage[-1], "round": server.round}]
         member.folder.update(overrides=member.overrides, **{COPIES: self.copies, LINEAGE: lineage})

@@ -88,7 +88,7 @@ def test_a_run_has_the_bits_of_an_undisturbed_one(cluster, tmp_path):
 
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     data = check(experiment, None)
-    calm = build_coordinator([experiment], *data, [tmp_path / "calm"], parts=5)
+    calm = build_coordinator([experiment], *data, [tmp_path / "calm" / "checkpoints"], parts=5)
     calm.advance(1e6)
     records = RunLog(folder / "metrics.jsonl").read()
     assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in calm.servers[0].history]

@@ -35,7 +35,7 @@ def command(tmp_path: Path, experiment) -> tuple:
 def in_one_process(tmp_path: Path, experiment, parts: int) -> list[dict]:
     """Records of the experiment with all parts of the work in this process."""
     data = check(experiment, None)
-    coordinator = build_coordinator([experiment], *data, [tmp_path / "alone"], parts=parts)
+    coordinator = build_coordinator([experiment], *data, [tmp_path / "alone" / "checkpoints"], parts=parts)
     return [{k: v for k, v in record.items() if k != "seconds"} for record in coordinator.advance(1e6)[0]]
 
 

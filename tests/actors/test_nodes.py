@@ -83,7 +83,7 @@ def test_nodes_are_lost_and_join_and_the_run_has_the_same_bits(nodes, tmp_path):
         assert words not in text
 
     data = check(experiment, None)
-    calm = build_coordinator([experiment], *data, [tmp_path / "calm"], parts=2)
+    calm = build_coordinator([experiment], *data, [tmp_path / "calm" / "checkpoints"], parts=2)
     calm.advance(1e6)
     (learner,) = calm.servers
     records = RunLog(folder / "metrics.jsonl").read()
@@ -194,7 +194,7 @@ def test_a_broken_node_is_left_out_and_the_run_has_the_same_bits(nodes, tmp_path
     assert ["libcudart.so.12 is not there" in notice for notice in left_out] == [True, True]
 
     data = check(experiment, None)
-    calm = build_coordinator([experiment], *data, [tmp_path / "calm"], parts=3)
+    calm = build_coordinator([experiment], *data, [tmp_path / "calm" / "checkpoints"], parts=3)
     calm.advance(1e6)
     records = RunLog(folder / "metrics.jsonl").read()
     assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in calm.servers[0].history]

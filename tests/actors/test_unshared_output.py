@@ -74,7 +74,7 @@ def test_a_run_with_client_states_needs_no_shared_folder(nodes, output, tmp_path
     done = subprocess.run(command, cwd=SUPPORT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     data = check(experiment, None)
-    calm = build_coordinator([experiment], *data, [tmp_path / "calm"], parts=2)
+    calm = build_coordinator([experiment], *data, [tmp_path / "calm" / "checkpoints"], parts=2)
     calm.advance(1e6)
     records = RunLog(folder / "metrics.jsonl").read()
     assert [r | {"seconds": 0} for r in records] == [r | {"seconds": 0} for r in calm.servers[0].history]

@@ -149,7 +149,7 @@ def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_o
     assert [record["participants"] for record in numbers(finished)] == [12, 12, 11, 11, 11, 11]
     # The same as if it had been known beforehand, on one worker that nothing happens to.
     inline = small(tmp_path / "known", resources__executor="inline", **POISON)
-    known = build_coordinator([inline], *check(experiment, None), [tmp_path / "known"])
+    known = build_coordinator([inline], *check(experiment, None), [tmp_path / "known" / "checkpoints"])
     known.servers[0].quarantined = {5: 3}
     known.advance(1e6)
     learner = known.servers[0]

@@ -154,7 +154,7 @@ def test_experts_of_a_trial_halve_their_chunk_together(tmp_path):
     def start(chunk: int) -> tuple[Coordinator, list[str]]:
         engine = chunks("train", chunk)
         experiments = [small(tmp_path, **INLINE, engine=engine, algorithm__lr=lr) for lr in (0.1, 0.2)]
-        folders = [tmp_path / str(chunk) / name for name in ("000", "001")]
+        folders = [tmp_path / str(chunk) / name / "checkpoints" for name in ("000", "001")]
         coordinator, notices = build_coordinator(experiments, *data, folders), []
         coordinator.on_notice = notices.append
         while not coordinator.done:

@@ -42,7 +42,9 @@ def evaluated(case: str, mode: str, tmp_path, keeps: bool = True) -> tuple[list[
     if case == "slots":
         values["transforms"] = [{"kind": "clip", "norm": 0.5}]
     experiment = parse_experiment(values)
-    coordinator = build_coordinator([experiment], *check(experiment, None), [tmp_path / f"{mode}-{keeps}"])
+    coordinator = build_coordinator(
+        [experiment], *check(experiment, None), [tmp_path / f"{mode}-{keeps}" / "checkpoints"]
+    )
     (server,) = coordinator.servers
     server.keeps_predictions = keeps
     predictions: list[Predictions | None] = []

@@ -11,7 +11,7 @@ from hedgerow.platform.runtime.server import MOST_QUARANTINED
 
 def server(tmp_path):
     experiment = small(tmp_path, participation=1.0, **INLINE)
-    return build_coordinator([experiment], *check(experiment, None), [tmp_path / "run"]).servers[0]
+    return build_coordinator([experiment], *check(experiment, None), [tmp_path / "run" / "checkpoints"]).servers[0]
 
 
 def test_one_client_too_many_ends_the_run_and_names_them(tmp_path):

@@ -189,7 +189,7 @@ def test_runs_on_one_or_two_actors_and_resumed_runs_agree(tmp_path):
     experiment = parse_experiment(spec)
     folder = Path(tmp_path) / "resumed"
     for rounds in (1, 3):
-        coordinator = build_coordinator([experiment], *check(experiment, None), [folder])
+        coordinator = build_coordinator([experiment], *check(experiment, None), [folder / "checkpoints"])
         while coordinator.round < rounds:
             coordinator.run_round()
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in coordinator.servers[0].history]

@@ -18,7 +18,7 @@ from toys import Stateful
 
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.config.experiment import Checkpoints, Evaluation
+from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.runtime.state_store import MappedStates
 from hedgerow.platform.storage import atomic_file as files
 from hedgerow.platform.storage import checkpoint
@@ -40,12 +40,12 @@ from hedgerow.platform.storage.checkpoint import (
 from hedgerow.platform.storage.history import History
 from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.tune.trainable import FederatedTrainable
 
 
-def start(folder: Path | None, rounds: int = 6, **settings):
-    """A run of clients with states, which goes on from the checkpoints in `folder`."""
+def start(checkpoints: Path | None, rounds: int = 6, **settings):
+    """A run of clients with states, which goes on from the checkpoints in a folder."""
+    folder = checkpoints and checkpoints.parent
     data, hyper = blobs(), {"lr": 0.1, "batch_size": 8, "clip_norm": 0.5, "pull": 0.3}
     clients = partition(np.full(8, 20), seed=0)
     return run_inline(Stateful, small_task(data), data, clients, hyper, folder, rounds=rounds, **settings)
@@ -108,7 +108,7 @@ def saved(tmp_path_factory):
 
 def test_no_flipped_bit_and_no_zeroed_half_is_used_without_a_word(saved):
     good, bad = checkpoints(saved)
-    (log,) = saved.glob("records-*.jsonl")
+    log = saved.parent / "metrics.jsonl"
     rng = random.Random(0)
     tensors = sorted(bad.glob("*.safetensors"))
     assert [file.name for file in tensors] == ["server.safetensors", "states-00000000.safetensors"]
@@ -136,7 +136,7 @@ def test_no_flipped_bit_and_no_zeroed_half_is_used_without_a_word(saved):
 
 
 def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp_path):
-    shutil.copytree(saved, tmp_path / "checkpoints")
+    shutil.copytree(saved.parent, tmp_path, dirs_exist_ok=True)
     _, bad = checkpoints(tmp_path / "checkpoints")
     flip(bad / "states-00000000.safetensors")
     run = start(tmp_path / "checkpoints")
@@ -153,7 +153,7 @@ def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp
 
 
 def test_damage_that_comes_after_the_check_is_found_where_the_states_are_used(saved, tmp_path, monkeypatch):
-    shutil.copytree(saved, tmp_path / "checkpoints")
+    shutil.copytree(saved.parent, tmp_path, dirs_exist_ok=True)
     _, bad = checkpoints(tmp_path / "checkpoints")
     load = MappedStates.load
 
@@ -220,7 +220,7 @@ def test_large_checkpoints_are_not_read_again_to_prune(tmp_path, monkeypatch):
 
 
 def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):
-    shutil.copytree(saved, tmp_path / "checkpoints")
+    shutil.copytree(saved.parent, tmp_path, dirs_exist_ok=True)
     parent, run = tmp_path / "checkpoints", start(tmp_path / "checkpoints")
     _, newest = checkpoints(parent)
     before = sorted(path for path in parent.rglob("*"))
@@ -252,7 +252,7 @@ def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):
 
 def test_a_checkpoint_that_was_deleted_for_a_newer_one_is_not_called_damaged(saved, tmp_path, monkeypatch):
     parent = tmp_path / "checkpoints"
-    shutil.copytree(saved, parent)
+    shutil.copytree(saved.parent, tmp_path, dirs_exist_ok=True)
     other = start(parent)
     monkeypatch.setattr(checkpoint, "_marker", lambda folder, real=checkpoint._marker: (go_on(folder), real(folder))[1])
 
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_was_deleted_for_a_newer_one_is_not_called_damaged(sav
 
 def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone_on(saved, tmp_path):
     parent = tmp_path / "theirs" / "checkpoints"
-    shutil.copytree(saved, parent)
+    shutil.copytree(saved.parent, parent.parent)
     good, gone = checkpoints(parent)
     mine = start(tmp_path / "mine" / "checkpoints")
     folder = RunFolder(tmp_path / "mine")
@@ -299,7 +299,7 @@ def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone
 def test_a_checkpoint_that_cannot_be_written_says_what_helps(tmp_path):
     run = start(tmp_path / "checkpoints")
     left_after(run, 2)
-    (file,) = (tmp_path / "checkpoints").glob("records-*.jsonl")
+    file = tmp_path / "metrics.jsonl"
     file.write_text(file.read_text().replace('"round": 1', '"round": 7', 1) + "\n")
     next(run)
     reason = rf"\({file} does not match its SHA-256\); stop other programs from writing to this file, then "
@@ -339,7 +339,7 @@ def killed_at(step: int, action) -> bool:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_wherever_a_process_is_killed_there_is_an_intact_checkpoint(tmp_path, another):
     """A round is saved a second time, with the records so far or with those of another run."""
-    before, other = tmp_path / "before", tmp_path / "other"
+    before, other = tmp_path / "before" / "checkpoints", tmp_path / "other" / "checkpoints"
     written(before, 4, 1.0, History(records(1, 4)))
     written(other, 4, 9.0, History(records(1, 4)))
 
@@ -349,8 +349,8 @@ def test_wherever_a_process_is_killed_there_is_an_intact_checkpoint(tmp_path, an
 
     steps, values = 0, set()
     while True:
-        parent = tmp_path / str(steps)
-        shutil.copytree(before, parent)
+        parent = tmp_path / str(steps) / "checkpoints"
+        shutil.copytree(before.parent, parent.parent)
         killed = killed_at(steps, lambda parent=parent: again(parent))
         newest, damaged = latest_checkpoint(parent)
         assert damaged == []
@@ -360,8 +360,8 @@ def test_wherever_a_process_is_killed_there_is_an_intact_checkpoint(tmp_path, an
         progress["history"].append(records(5, 5)[0])
         prune(parent, 1, written(parent, 5, 5.0, progress["history"]))
         assert list(read_checkpoint(latest_checkpoint(parent)[0])[1]["history"]) == records(1, 5)
-        left = sorted(path.name.partition("-")[0] for path in parent.iterdir())
-        assert left == ["records", "round"]
+        assert sorted(path.name for path in parent.parent.iterdir()) == ["checkpoints", "metrics.jsonl"]
+        assert [path.name.partition("-")[0] for path in parent.iterdir()] == ["round"]
         if not killed:
             break
         steps += 1
@@ -417,8 +417,12 @@ def test_a_history_is_a_sequence_whether_its_records_are_saved_or_not(tmp_path):
     history = History()
     for record in records(1, 4):
         history.append(record)
-    history.save(tmp_path)
-    position = history.save(tmp_path)
+    file = tmp_path / "metrics.jsonl"
+    history.save(file)
+    assert not history.is_in(file)
+    history.settle()
+    assert history.is_in(file)
+    position = history.save(file)
     for record in records(5, 6):
         history.append(record)
     expected = records(1, 6)
@@ -431,7 +435,7 @@ def test_a_history_is_a_sequence_whether_its_records_are_saved_or_not(tmp_path):
     assert list(reversed(history)) == expected[::-1]
     with pytest.raises(IndexError):
         history[6]
-    again = History.read(tmp_path / position["file"], position)
+    again = History.read(file, position)
     assert (list(again), again[-1]) == (expected[:4], expected[3])
     assert not History()
 
@@ -441,67 +445,89 @@ def test_a_checkpoint_has_the_same_size_in_round_10000_and_records_are_written_o
     for round in range(1, 10_001):
         history.append({"round": round, "loss": 0.5})
         if round in (10, 5_000, 10_000):
-            folder = written(tmp_path, round, 0.0, history)
+            folder = written(tmp_path / "checkpoints", round, 0.0, history)
             sizes[round] = (folder / "progress.json").stat().st_size
     assert sizes[10_000] < sizes[10] + 20
-    (file,) = tmp_path.glob("records-*.jsonl")
-    assert file.read_text() == "".join(seal(record) + "\n" for record in history)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(seal(record) + "\n" for record in history)
     # In memory are a position for each record, and the last record.
     assert history._unsaved == []
-    for folder in checkpoints(tmp_path):
+    for folder in checkpoints(tmp_path / "checkpoints"):
         assert len(read_checkpoint(folder)[1]["history"]) == int(folder.name[-8:])
 
 
-def test_records_after_the_position_of_a_checkpoint_are_ignored_and_stay_where_they_are(tmp_path):
+def test_a_resume_cuts_off_the_records_after_the_position_of_its_checkpoint(tmp_path):
+    parent, file = tmp_path / "checkpoints", tmp_path / "metrics.jsonl"
     history = History(records(1, 2))
-    first = written(tmp_path, 2, 0.0, history)
+    first = written(parent, 2, 0.0, history)
     for record in records(3, 4):
         history.append(record)
-    second = written(tmp_path, 4, 0.0, history)
-    with history._file.open("a") as file:
-        file.write('{"round": 5, "lo')
-    for folder, rounds in ((first, 2), (second, 4)):
+    second = written(parent, 4, 0.0, history)
+    with file.open("a") as stream:
+        stream.write('{"round": 5, "lo')
+    for folder, rounds in ((second, 4), (first, 2)):
         back = read_checkpoint(folder)[1]["history"]
         assert list(back) == records(1, rounds)
         back.append({"round": rounds + 1, "other": True})
-        third = written(tmp_path, rounds + 1, 0.0, back)
-        assert list(read_checkpoint(third)[1]["history"]) == [*records(1, rounds), {"round": rounds + 1, "other": True}]
-        # Those that refer to the same beginning are as intact as before.
-        assert all(flaw(known) is None for known in checkpoints(tmp_path))
+        third = written(parent, rounds + 1, 0.0, back)
+        expected = [*records(1, rounds), {"round": rounds + 1, "other": True}]
+        assert list(read_checkpoint(third)[1]["history"]) == expected
+        assert file.read_text() == "".join(seal(record) + "\n" for record in expected)
+    # Those before are as intact as ever.
+    assert flaw(first) is None
+
+
+@pytest.mark.parametrize("lines", [0, 2, 3])
+def test_records_that_are_cut_off_between_lines_are_noticed(tmp_path, lines):
+    folder = written(tmp_path / "checkpoints", 4, 0.0, History(records(1, 4)))
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
+    assert flaw(folder) == "metrics.jsonl is truncated"
+    file.unlink()
+    assert flaw(folder) == "metrics.jsonl is missing"
+
+
+def test_a_resumed_run_has_no_records_of_later_rounds(tmp_path):
+    first = start(tmp_path / "checkpoints", rounds=4)
+    left_after(first, 2)
+    while not first.done:
+        first.advance(0.0)
+    shutil.rmtree(tmp_path / "checkpoints" / "round-00000004")
+    file = tmp_path / "metrics.jsonl"
+    assert len(file.read_text().splitlines()) == 4
+    # Nothing is left to do.
+    again = start(tmp_path / "checkpoints", rounds=2)
+    assert again.advance(0.0) == ([], True)
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_a_crash_between_two_checkpoints_leaves_the_records_of_the_last_one(tmp_path):
+    """Records are written each round, and the process may be killed before the next checkpoint, or in a record."""
+    parent, file = tmp_path / "checkpoints", tmp_path / "metrics.jsonl"
+    history = History(records(1, 2))
+    folder = written(parent, 2, 0.0, history)
+    history.append(records(3, 3)[0])
+    history.write(file)
+    whole = file.read_bytes()
+    begin = json.loads((folder / "progress.json").read_text())["content"]["history"]["bytes"]
+    for length in range(len(whole), 0, -7):
+        file.write_bytes(whole[:length])
+        assert (flaw(folder) is None) == (length >= begin)
 
 
 def test_records_follow_the_state_of_another_run_and_its_own_later_rounds_are_left(tmp_path):
-    mine, theirs = start(tmp_path / "mine", checkpoints=Checkpoints(keep=3)), start(tmp_path / "theirs")
+    here, there = tmp_path / "mine" / "checkpoints", tmp_path / "theirs" / "checkpoints"
+    mine, theirs = start(here), start(there)
     left_after(mine, 2, 4)
     left_after(theirs, 3)
-    mine.load(0, checkpoints(tmp_path / "theirs")[0])
+    mine.load(0, checkpoints(there)[0])
     mine.save()
     assert clockless(mine) == clockless(theirs)
-    shutil.rmtree(tmp_path / "theirs")
-    again = start(tmp_path / "mine")
+    shutil.rmtree(there.parent)
+    again = start(here)
     assert again.round == 3
     assert [record["round"] for record in again.servers[0].history] == [1, 2, 3]
     left_after(again, 4)
-    assert [folder.name[-1] for folder in checkpoints(tmp_path / "mine")] == ["3", "4"]
-    assert len(list((tmp_path / "mine").glob("records-*.jsonl"))) == 1
-
-
-def test_where_the_records_are_damaged_the_metrics_of_the_run_stand_in(tmp_path):
-    parent, log = tmp_path / "checkpoints", RunLog(tmp_path / "metrics.jsonl")
-    folder = written(parent, 4, 0.0, History(records(1, 4)))
-    (file,) = parent.glob("records-*.jsonl")
-    flip(file, 3)
-    assert flaw(folder) == f"{file.name} does not match its SHA-256"
-    log.replace(records(1, 3))
-    assert flaw(folder) is not None
-    log.append(records(4, 4)[0])
-    log.append(records(5, 5)[0])
-    (told,) = checkpoint_warnings(parent)
-    assert told == f"{file} is damaged ({file.name} does not match its SHA-256); {log.path} is used instead"
-    history = read_checkpoint(folder)[1]["history"]
-    assert list(history) == records(1, 4)
-    prune(parent, 1, written(parent, 5, 0.0, history))
-    assert checkpoint_warnings(parent) == []
+    assert [folder.name[-1] for folder in checkpoints(here)][-2:] == ["3", "4"]
 
 
 def test_a_run_ends_at_its_targets_after_a_resume_too(tmp_path):
@@ -510,15 +536,15 @@ def test_a_run_ends_at_its_targets_after_a_resume_too(tmp_path):
     list(calm)
     assert calm.done
     assert 1 < calm.round < 50
-    first = start(tmp_path, rounds=50, evaluation=wanted)
+    first = start(tmp_path / "checkpoints", rounds=50, evaluation=wanted)
     left_after(first, calm.round - 1)
-    second = start(tmp_path, rounds=50, evaluation=wanted)
+    second = start(tmp_path / "checkpoints", rounds=50, evaluation=wanted)
     list(second)
     assert second.round == calm.round
     assert identical(model(second), model(calm))
     # The last round is saved, and nothing is left to do.
     second.save()
-    assert start(tmp_path, rounds=50, evaluation=wanted).done
+    assert start(tmp_path / "checkpoints", rounds=50, evaluation=wanted).done
 
 
 def test_leaves_that_share_memory_are_saved(tmp_path):

@@ -122,11 +122,18 @@ def experiment(hyper: Any, **settings: Any) -> Experiment:
 
 
 class PackRun(Coordinator):
-    """Rounds of several servers on one worker: an iterator that yields their records by number."""
+    """Rounds of several servers on one worker: an iterator that yields their records by number.
+
+    folders: run folders, without a record.
+    """
 
     def __init__(self, servers: list[FederatedServer], worker: Worker, folders: list[Any], parts: int = 1):
         self.worker = worker
-        super().__init__(servers, build_executor(servers, InProcess(lambda: worker), parts), folders)
+        super().__init__(
+            servers,
+            build_executor(servers, InProcess(lambda: worker), parts),
+            folders and [folder and folder / "checkpoints" for folder in folders],
+        )
 
     def __iter__(self) -> Self:
         return self

@@ -62,7 +62,7 @@ def coordinator(chosen, folder, parts: int = 3, workers: int = 1, loses=lambda *
     """Coordinator of an experiment whose transport loses calls; its notices are in `notices`."""
     data = check(chosen, None)
     transport = Losing(lambda: Worker(*worker_arguments([chosen], *data)), workers, loses, **how)
-    run = build_coordinator([chosen], *data, [folder], transport=transport, parts=parts)
+    run = build_coordinator([chosen], *data, [folder / "checkpoints"], transport=transport, parts=parts)
     run.notices = []
     run.on_notice = run.notices.append
     return run
