@@ -106,6 +106,8 @@ class History(Sequence[RoundRecord]):
     def __getitem__(self, index: int | slice) -> RoundRecord | list[RoundRecord]:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
+            if (start, step) == (len(self) - 1, 1):
+                return self._last[: stop - start]
             return self._between(start, stop)[::step] if step > 0 else list(self)[index]
         if index in (-1, len(self) - 1):
             return self._last[0]
