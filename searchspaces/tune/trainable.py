@@ -159,7 +159,9 @@ class FederatedTrainable(tune.Trainable):
         run, begun = self.coordinator, time.monotonic()
         # Rounds that a resumed trial has not reported may be needed to complete a round before the trial's next one.
         behind = self.shared.search.kept is not None and any(
-            member.reported < len(server.history) for member, server in zip(self.members, run.servers, strict=True)
+            # An expert of a pack may have been saved in a later round than another one.
+            member.reported < min(run.round, len(server.history))
+            for member, server in zip(self.members, run.servers, strict=True)
         )
         if self.barrier and behind:
             self.barrier.reports(run.round)

@@ -4,10 +4,12 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
+from hedgerow.searchspaces.tune.trainable import FederatedTrainable
 
 SOON, LATE = 0.05, 60.0
 
@@ -84,3 +86,17 @@ def test_a_trial_that_resumes_further_ahead_is_caught_up_with_in_one_report(tmp_
     behind, ahead = barriers(tmp_path, [0], [1])
     ahead.reports(4)
     assert [behind.passes(round, time.monotonic() + LATE) for round in (2, 3, 4)] == [True, True, False]
+
+
+def test_a_pack_whose_experts_were_saved_in_different_rounds_continues():
+    servers = [SimpleNamespace(history=[{}] * rounds) for rounds in (4, 2)]
+    trial = SimpleNamespace(
+        coordinator=SimpleNamespace(servers=servers, round=2, done=False),
+        members=[SimpleNamespace(reported=2), SimpleNamespace(reported=2)],
+        shared=SimpleNamespace(search=SimpleNamespace(kept=True)),
+        barrier=None,
+        _next_report=lambda round: round + 1,
+        _run_to=(rounds := []).append,
+    )
+    FederatedTrainable._run_new_rounds(trial, stopped=False)
+    assert rounds == [3]
