@@ -144,9 +144,8 @@ def damaged_files(home: Path, rng: random.Random) -> dict[str, dict[str, int]]:
         "one bit of a file of tensors": (50, lambda: f"{newest[0].name}/{rng.choice(tensors)}", flip),
         "one bit of progress.json": (15, lambda: f"{newest[0].name}/progress.json", flip),
         "half of server.safetensors": (3, lambda: f"{newest[0].name}/server.safetensors", zero_half),
+        "one bit of the records": (15, lambda: "../metrics.jsonl", flip),
     }
-    if records := [file.name for file in (base.interrupted / "checkpoints").glob("*.jsonl")]:
-        places["one bit of the records"] = (15, lambda: records[0], flip)
     counts: dict[str, dict[str, int]] = {}
     for title, (times, place, damage) in places.items():
         outcomes: Counter[str] = Counter()
