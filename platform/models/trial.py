@@ -280,11 +280,11 @@ def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, 
         return f"it fails for several clients at once under torch.func.vmap: {reason.rstrip('.')}"
     for client, real in enumerate(mask.bool()):
         mine, kept = ({name: value[client] for name, value in tree.items()} for tree in (w, buffers))
-        for i, (own, state) in enumerate(((mine, kept), (shared, initial))):
-            expected = slopes(own, state, x[client][real], keys[client])
+        for i, (values, state) in enumerate(((mine, kept), (shared, initial))):
+            expected = slopes(values, state, x[client][real], keys[client])
             size = max(float(slope.abs().max()) for slope in expected.values() if slope.numel())
             with torch.no_grad():
-                scores = outputs(own, state, x[client][real])
+                scores = outputs(values, state, x[client][real])
             others = [
                 f"the gradient of {name!r}"
                 for name, slope in expected.items()
