@@ -28,7 +28,7 @@ from hedgerow.algorithms.core.pytree import Tree, flat, like
 from hedgerow.algorithms.optim.hypergradient import conjugate_gradient
 from hedgerow.algorithms.problems.cleaning import detection
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runtime.communication import CommunicationCost
+from hedgerow.platform.runtime.exchange_costs import CommunicationCost
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import build_algorithms, build_data
 from hedgerow.platform.runtime.transport import InProcess

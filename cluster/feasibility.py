@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import leaves
+from hedgerow.algorithms.core.task import Task
 from hedgerow.cluster.nodes import Node
 from hedgerow.platform.actors.actor_room import actors_that_fit, reserved_memory
 from hedgerow.platform.common.errors import UserError
@@ -52,13 +52,13 @@ def place(resources: Resources, actors: int, nodes: Sequence[Node]) -> list[int]
 
 
 def estimate_memory(
-    experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, nodes: int
+    experiment: Experiment, task: Task, dataset: Dataset, partition: Partition, nodes: int
 ) -> MemoryEstimate:
     """Estimate the memory that an experiment is known to need."""
     values = [*vars(dataset).values(), *vars(partition).values()]
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     data = [array for array in arrays if nodes > 1 or shared_file(array) is None]
-    model = sum(leaf.nbytes for leaf in leaves(algorithm.task.init()))
+    model = sum(leaf.nbytes for leaf in leaves(task.init()))
     return MemoryEstimate(experiment.resources, PROCESS, sum(x.nbytes for x in data) + model)
 
 

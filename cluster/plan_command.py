@@ -69,11 +69,11 @@ def _plan(
     actors = choose_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
     room = actors_that_fit(resources, [node.resources for node in nodes]) // actors
     trials = _at_once(search, room) if search else 1
-    algorithm = build_algorithms([experiment], dataset, partition)[0]
-    memory = estimate_memory(experiment, algorithm, dataset, partition, len(nodes))
+    task = build_algorithms([experiment], dataset, partition)[0].task
+    memory = estimate_memory(experiment, task, dataset, partition, len(nodes))
     placement = place(resources, trials * actors, nodes)
     check_memory(nodes, placement, memory)
-    parameters = sum(leaf.numel() for leaf in leaves(algorithm.task.init()))
+    parameters = sum(leaf.numel() for leaf in leaves(task.init()))
     cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
     rows = _rows(resources, nodes, placement, memory)
     if measure:

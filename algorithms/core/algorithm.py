@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
-from hedgerow.algorithms.core.messages import PREDICTIONS, ClientStep, Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.messages import PREDICTIONS, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Task
@@ -214,16 +214,6 @@ class Algorithm:
     def has_opaque_parts(self) -> bool:
         """Whether clients also send values that no slot changes, so that no noise can cover them."""
         return any(part.kind == "opaque" for parts in self.parts.values() for part in parts.values())
-
-    @property
-    def inner(self) -> "Algorithm":
-        """The algorithm inside its slots; the algorithm itself if no slot is filled."""
-        return self
-
-    def client_step(self, name: str) -> ClientStep:
-        """Returns the client step with this name: exchanges name their steps, since methods are not transmitted."""
-        step: ClientStep = getattr(self, name)
-        return step
 
     @property
     def public_samples(self) -> int:

@@ -1,7 +1,6 @@
 """Messages of a round: cohorts, exchanges and their results."""
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from zlib import crc32
@@ -71,10 +70,14 @@ class Cohort:
         return self.seed_for(purpose) / 2**63
 
 
-ClientStep = Callable[[Any, Tree, Tree, ClientData], tuple[Tree, Tree, dict[str, Any]]]
-"""(hp, down, state, data) -> (up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted: they are
+StepResult = tuple[Tree, Tree, dict[str, Any]]
+"""(up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted: they are
 averaged, or count computation if their names start with `SPENT`. Under `MODEL` a step may also return the client's own
 model, a tree."""
+
+
+ClientStep = Callable[[Any, Tree, Tree, ClientData], StepResult]
+"""(hp, down, state, data) -> result."""
 
 
 Reduction = Literal["mean", "sum", "stack"]
@@ -144,25 +147,6 @@ Exchanges = Generator[Exchange | list[Exchange], Any, Any]
 
 ExchangeSteps = Generator[list[Exchange], Any, Any]
 """Yields exchanges that may run in parallel, and receives a list of their Aggregates."""
-
-
-def drive(generator: Exchanges, run: Callable[[list[Exchange], int], ExchangeSteps]) -> ExchangeSteps:
-    """Runs the exchanges of a generator until it ends; returns its return value.
-
-    run: carries out exchanges that may run in parallel, given their number in the sequence of all; returns Aggregates.
-    """
-    reply: Any = None
-    number = 0
-    with closing(generator):
-        while True:
-            try:
-                request = generator.send(reply)
-            except StopIteration as stop:
-                return stop.value
-            exchanges = request if isinstance(request, list) else [request]
-            aggregates = yield from run(exchanges, number)
-            reply = aggregates if isinstance(request, list) else aggregates[0]
-            number += len(exchanges)
 
 
 POOL = np.zeros(1, int)

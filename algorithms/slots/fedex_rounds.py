@@ -1,12 +1,12 @@
-"""An algorithm whose clients draw hyperparameters by FedEx.
+"""Rounds in which clients draw hyperparameters by FedEx.
 
-A proxy adds each client's values to the exchanges of a round, scores the client's model after its local training on the
-client's own validation samples, and updates the distributions after the round. Algorithm and slots are not aware of it.
+Each client's values are added to the exchanges of a round, the client's model is scored after its local training on the
+client's own validation samples, and the distributions are updated after the round.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.slots.algorithm_proxy import AlgorithmProxy
 from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
 from hedgerow.algorithms.slots.slots import SlottedHyper
 
 FEDEX = "fedex"
@@ -30,35 +30,34 @@ ERROR, SAMPLES = "validation_error", "validation_samples"
 """Metrics of a client's step: error of its model after local training, and number of its validation samples."""
 
 
-class FedExRounds(AlgorithmProxy):
-    """An algorithm, with or without slots, whose clients draw some hyperparameters in each round.
+class FedExRounds(Middleware):
+    """Lets clients draw some hyperparameters in each round.
 
     Values that are the same in all configurations are set once; the others are part of each client's message.
     """
 
-    def __init__(self, algorithm: Algorithm, settings: FedEx):
+    keys = (FEDEX,)
+
+    def __init__(self, algorithm: ComposedAlgorithm, settings: FedEx):
         self.algorithm, self.settings = algorithm, settings
-        self._steps: dict[str, ClientStep] = {}
         first = {key: value for factor in settings.factors for key, value in factor[0].items()}
-        known = {self._path(key): first[key] for key in _drawable(type(algorithm.inner)) if key in first}
-        self.algorithm.hyper = algorithm.hyper.with_floats(known)
+        inner = algorithm.inner
+        known = {key.removeprefix("algorithm."): first[key] for key in _drawable(type(inner)) if key in first}
+        inner.hyper = inner.hyper.with_floats(known)
 
     def _path(self, key: str) -> str:
         """Path of a hyperparameter in `hyper`. key: its path in the experiment file."""
         return key if isinstance(self.algorithm.hyper, SlottedHyper) else key.removeprefix("algorithm.")
 
     def incompatibility(self) -> str | None:
-        """Returns one sentence on why FedEx does not fit the algorithm or the task; None if it does."""
-        if reason := incompatibility(type(self.algorithm.inner), self.hyper.name, self.settings.keys):
+        if reason := incompatibility(type(self.algorithm.inner), self.algorithm.hyper.name, self.settings.keys):
             return f"fedex: {reason}"
-        if reason := self._wrong_value():
-            return reason
         if self.algorithm.task.is_static:
             return (
                 "fedex: the model's normalisation has statistics of all clients, so that a client's own model cannot "
                 "be scored; choose another model, or remove `fedex`"
             )
-        return self.algorithm.incompatibility()
+        return self._wrong_value()
 
     def _wrong_value(self) -> str | None:
         hyper = self.algorithm.inner.hyper
@@ -76,31 +75,35 @@ class FedExRounds(AlgorithmProxy):
     # ---- server part -------------------------------------------------------------------------------------------------
 
     def init_server(self) -> Tree:
-        sizes = [len(factor) for factor in self.settings.factors]
-        return {**self.algorithm.init_server(), FEDEX: initial_state(sizes)}
+        return {FEDEX: initial_state([len(factor) for factor in self.settings.factors])}
 
-    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        own, cutoff = server[FEDEX], self.settings.cutoff
-        draws = draw(own, cohort, cutoff)
-        columns = self._columns(cohort.round, draws)
-        errors, sizes = torch.zeros((2, len(cohort.clients)), dtype=torch.float64)
+    def begin(self, server: Tree) -> None:
+        if self.trains:
+            self.draws = draw(server[FEDEX], self.cohort, self.settings.cutoff)
+            self.columns = self._columns(self.cohort.round, self.draws)
+            self.errors, self.sizes = torch.zeros((2, len(self.cohort.clients)), dtype=torch.float64)
 
-        def changed(exchange: Exchange) -> Exchange:
-            return self._with_values(exchange, columns, cohort)
+    def before(self, exchange: Exchange) -> Exchange:
+        """Lets each client also receive its values and score its model."""
+        if not self.trains or exchange.on != "clients" or not len(exchange.clients):
+            return exchange
+        own: Tree = {}
+        if self.columns:
+            at = torch.from_numpy(np.searchsorted(self.cohort.clients, exchange.clients))
+            own = {FEDEX: {path: column[at] for path, column in self.columns.items()}}
+        batches = dict(exchange.batches)
+        if exchange.step.__name__ in self.algorithm.inner.training_steps:
+            batches[FEDEX] = BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="selection")
+        return replace(exchange, per_client={**exchange.per_client, **own}, batches=batches)
 
-        def note(exchange: Exchange, result: Aggregate) -> None:
-            if ERROR in result.metrics:
-                at = np.searchsorted(cohort.clients, exchange.clients)
-                errors[at], sizes[at] = _errors(result)
+    def after(self, exchange: Exchange, result: Aggregate) -> Aggregate:
+        if ERROR in result.metrics:
+            at = np.searchsorted(self.cohort.clients, exchange.clients)
+            self.errors[at], self.sizes[at] = _errors(result)
+        return result
 
-        state = yield from _changed(self.algorithm.round(_without_fedex(server), cohort), changed, note)
-        return {**state, FEDEX: updated(own, draws, errors, sizes, self.settings)}
-
-    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        return (yield from _changed(self.algorithm.evaluate(_without_fedex(server), cohort), self._bound))
-
-    def evaluate_params(self, server: Tree) -> Tree:
-        return self.algorithm.evaluate_params(_without_fedex(server))
+    def end(self, server: Tree, after: Tree) -> Tree:
+        return {**after, FEDEX: updated(server[FEDEX], self.draws, self.errors, self.sizes, self.settings)}
 
     def round_metrics(self, server: Tree) -> dict[str, float]:
         """Returns probability and number of draws of value j of distribution i: `theta_i_j` and `draws_i_j`."""
@@ -108,7 +111,7 @@ class FedExRounds(AlgorithmProxy):
         for i, one in server[FEDEX]["distributions"].items():
             for j, (p, n) in enumerate(zip(theta(one).tolist(), one["draws"].tolist(), strict=True)):
                 metrics |= {f"theta_{i}_{j}": p, f"draws_{i}_{j}": n}
-        return {**self.algorithm.round_metrics(_without_fedex(server)), **metrics}
+        return metrics
 
     def _columns(self, round: int, draws: list[Tensor]) -> dict[str, Tensor]:
         """Values of each client, by path, (clients,) float64, for those that differ between configurations."""
@@ -131,44 +134,21 @@ class FedExRounds(AlgorithmProxy):
 
     def _floats(self, round: int, values: Mapping[str, float]) -> dict[str, float]:
         """Hyperparameters in effect in a round, by path. values: those that replace the usual ones in round 1."""
-        return self.hyper.with_floats(values).at(round).floats()
-
-    def _with_values(self, exchange: Exchange, columns: Mapping[str, Tensor], cohort: Cohort) -> Exchange:
-        """Exchange in which each client also receives its values and scores its model."""
-        exchange = self._bound(exchange)
-        if exchange.on != "clients" or not len(exchange.clients):
-            return exchange
-        own: Tree = {}
-        if columns:
-            at = torch.from_numpy(np.searchsorted(cohort.clients, exchange.clients))
-            own = {FEDEX: {path: column[at] for path, column in columns.items()}}
-        batches = dict(exchange.batches)
-        if exchange.step.__name__ in self.algorithm.training_steps:
-            batches[FEDEX] = BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="selection")
-        return replace(exchange, per_client={**exchange.per_client, **own}, batches=batches)
-
-    def _bound(self, exchange: Exchange) -> Exchange:
-        return replace(exchange, step=self.client_step(exchange.step.__name__))
+        return self.algorithm.hyper.with_floats(values).at(round).floats()
 
     # ---- client part -------------------------------------------------------------------------------------------------
 
-    def client_step(self, name: str) -> ClientStep:
-        """Returns the algorithm's step with this name, with the client's values, under the same name."""
-        if name not in self._steps:
-            self._steps[name] = MethodType(_named(name), self)
-        return self._steps[name]
-
-    def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         own = down.get(FEDEX)
         if own:
-            down = _without_fedex(down)
+            down = {key: entry for key, entry in down.items() if key != FEDEX}
             # In double precision, every product with a tensor would be, too.
             hp = (
                 _with_tensors(hp, {path: value.float() for path, value in own.items()})
                 if data.batched
                 else hp.with_floats({path: value.item() for path, value in own.items()})
             )
-        up, new_state, metrics = self.algorithm.client_step(name)(hp, down, state, data)
+        up, new_state, metrics = step(hp, down, state, data)
         if FEDEX not in data.streams:
             return up, new_state, metrics
         if MODEL not in metrics:
@@ -185,7 +165,7 @@ class FedExRounds(AlgorithmProxy):
         samples: Any = 0
         for batch in data.batches(FEDEX):
             # Only the predictions: the loss costs as much again for a small model.
-            hits = self.task.logits(w, batch.x).argmax(-1) == batch.y
+            hits = self.algorithm.task.logits(w, batch.x).argmax(-1) == batch.y
             if batch.mask is None:
                 correct, samples = correct + hits.sum(), samples + len(batch.y)
             else:
@@ -214,41 +194,10 @@ def incompatibility(algorithm: type[Algorithm], name: str, keys: list[str]) -> s
     return None
 
 
-def _changed(
-    generator: Exchanges,
-    changed: Callable[[Exchange], Exchange],
-    note: Callable[[Exchange, Aggregate], None] = lambda exchange, result: None,
-) -> ExchangeSteps:
-    """Runs a generator with changed exchanges; returns its return value. note: called with each of their results."""
-
-    def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-        exchanges = [changed(exchange) for exchange in exchanges]
-        results = yield exchanges
-        for exchange, result in zip(exchanges, results, strict=True):
-            note(exchange, result)
-        return results
-
-    return (yield from drive(generator, run))
-
-
 def _errors(result: Aggregate) -> tuple[Tensor, Tensor]:
     """Errors and numbers of validation samples of the clients of an exchange; a client that diverged has error 1."""
     errors, samples = (torch.from_numpy(result.metrics[name]) for name in (ERROR, SAMPLES))
     return torch.where(torch.from_numpy(result.contributed), errors, 1.0), samples
-
-
-def _without_fedex(tree: Tree) -> Tree:
-    return {key: branch for key, branch in tree.items() if key != FEDEX}
-
-
-def _named(name: str) -> Callable[..., Any]:
-    """Returns a function with the name of a step."""
-
-    def step(self: FedExRounds, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
-        return self._step(name, hp, down, state, data)
-
-    step.__name__ = name
-    return step
 
 
 def _with_tensors(hp: Any, values: Mapping[str, Tensor]) -> Any:

@@ -5,27 +5,27 @@ from collections.abc import Sequence
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.messages import Weighting
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.slots.slots import SlottedHyper
+from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.algorithms.transforms.transform import Transform
 
 OPTIMIZER = "optimizer"
 """Key of server state that holds the state of the server optimiser."""
 
 
-def changes_updates(hyper: SlottedHyper) -> bool:
+def changes_updates(slots: Slots) -> bool:
     """Whether the slots change what clients send."""
-    return bool(hyper.transforms) or not hyper.aggregation.rule.is_mean or hyper.attack is not None
+    return bool(slots.transforms) or not slots.aggregation.rule.is_mean or slots.attack is not None
 
 
-def weighting_of(inner: Algorithm, hyper: SlottedHyper) -> Weighting | None:
+def weighting_of(inner: Algorithm, slots: Slots) -> Weighting | None:
     """Returns the client weights that the slots set; None: those of the algorithm.
 
     Unless the file sets weights, robust rules and noise at the server weight clients equally instead of by samples: the
     number of its samples is a client's own claim, and the noise is that of an unweighted mean.
     """
-    aggregation = hyper.aggregation
+    aggregation = slots.aggregation
     is_default = aggregation.weighting is None and inner.weighting == "samples" and not inner.fixes_weights
-    noisy = any(transform.adds_server_noise for transform in hyper.transforms)
+    noisy = any(transform.adds_server_noise for transform in slots.transforms)
     return "uniform" if is_default and (noisy or not aggregation.rule.is_mean) else aggregation.weighting
 
 
@@ -45,7 +45,7 @@ def clip_before(transforms: Sequence[Transform], i: int) -> int | None:
 
 
 def slots_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str | None:
-    """Returns one sentence on why the slots do not fit the algorithm or the task; None if they do.
+    """Returns one sentence on why the slots do not fit the algorithm or its task; None if they do.
 
     initial: the server state of the algorithm before round 1.
     """
@@ -87,7 +87,7 @@ def slots_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str
             return reason
         if inner.is_centralized and objective.init_client(inner.task):
             return f"objective: {name} has no clients, but {objective.kind} needs client state; remove it"
-    return inner.incompatibility()
+    return None
 
 
 def _wrong_declaration(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str | None:

@@ -1,28 +1,25 @@
-"""An algorithm whose model differs in training mode, such as one with batch norm or dropout.
+"""Rounds with a model that differs in training mode, such as one with batch norm or dropout.
 
-A proxy runs each client step in a `LayerContext`: training steps in training mode, with random numbers keyed by the
-client, all others in evaluation mode. Buffers that training changes are part of the server state: they are broadcast
+Each client step runs in a `LayerContext`: training steps in training mode, with random numbers keyed by the client, all
+others in evaluation mode. Buffers that training changes are part of the server state: they are broadcast
 with the model, sent with the update, and averaged by the number of training samples. With `buffers: local`, and where
-the algorithm's `keeps_buffer` says so, they are client state. Algorithm and slots are not aware of it.
+the algorithm's `keeps_buffer` says so, they are client state.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.layer_context import LayerContext, TrainMode
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, StepResult
 from hedgerow.algorithms.core.parts import MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.algorithms.slots.algorithm_proxy import AlgorithmProxy
-from hedgerow.algorithms.slots.slotted import AS_IS
+from hedgerow.algorithms.slots.middleware import AS_IS, ComposedAlgorithm, Middleware
 
 BUFFERS = "buffers"
 """Key of buffers in server state, client state, broadcasts and updates."""
@@ -31,17 +28,18 @@ SHARE = "buffer_share"
 """Key of a client's weight in the average of buffers, in its input and its update. It is not transmitted."""
 
 
-class TrainModeRounds(AlgorithmProxy):
-    """An algorithm, with or without slots, whose task has a `train_mode`."""
+class TrainModeRounds(Middleware):
+    """Runs the steps of an algorithm whose task has a `train_mode`."""
 
-    def __init__(self, algorithm: Algorithm):
+    keys = (BUFFERS,)
+
+    def __init__(self, algorithm: ComposedAlgorithm):
         self.algorithm = algorithm
-        self._steps: dict[str, ClientStep] = {}
 
     @property
     def mode(self) -> TrainMode:
-        mode = self.task.train_mode
-        assert mode is not None, "without one, there is no proxy"
+        mode = self.algorithm.task.train_mode
+        assert mode is not None, "without one, there is no middleware for it"
         return mode
 
     @property
@@ -57,15 +55,14 @@ class TrainModeRounds(AlgorithmProxy):
     def _kept(self, local: bool) -> list[str]:
         """Names of the buffers that are client state, or of those that the server averages."""
         everywhere = self.mode.policy == "local"
-        return [name for name in self.mode.kept if (everywhere or self.algorithm.keeps_buffer(name)) == local]
+        return [name for name in self.mode.kept if (everywhere or self.algorithm.inner.keeps_buffer(name)) == local]
 
     def _initial(self, local: bool) -> Tree:
         """Initial values of these buffers under `BUFFERS`; {} if there are none."""
-        names, values = self._kept(local), self.mode.initial(self.task.module)
+        names, values = self._kept(local), self.mode.initial(self.algorithm.task.module)
         return {BUFFERS: {name: values[name] for name in names}} if names else {}
 
     def incompatibility(self) -> str | None:
-        """Returns one sentence on why the model does not fit the algorithm; None if it does."""
         inner, name, layers = self.algorithm.inner, self.algorithm.hyper.name, self.mode.layers
         objective = getattr(self.algorithm.hyper, "objective", None)
         if not inner.training_steps:
@@ -84,81 +81,62 @@ class TrainModeRounds(AlgorithmProxy):
             return f"algorithm.solver: newton needs one function to minimise, and the model has {layers}; set it to sgd"
         if self.is_local and inner.is_centralized:
             return f"task.model.buffers: {name} has no clients that could keep their own; set it to average"
-        return self.algorithm.incompatibility()
+        return None
 
     # ---- server part -------------------------------------------------------------------------------------------------
 
     def init_server(self) -> Tree:
-        return {**self.algorithm.init_server(), **self._initial(local=False)}
+        return self._initial(local=False)
 
-    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        buffers = server.get(BUFFERS, {})
+    def begin(self, server: Tree) -> None:
+        self.buffers = server.get(BUFFERS, {})
 
-        def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-            nonlocal buffers
-            replacements = [self._changed(exchange, buffers, cohort) for exchange in exchanges]
-            results = list((yield replacements))
-            for i, result in enumerate(results):
-                if BUFFERS in result.up:
-                    buffers = _averaged(buffers, result)
-                    up = {key: entry for key, entry in result.up.items() if key not in (BUFFERS, SHARE)}
-                    results[i] = replace(result, up=up)
-            return results
+    def before(self, exchange: Exchange) -> Exchange:
+        if self.is_averaged:
+            exchange = replace(exchange, broadcast={**exchange.broadcast, BUFFERS: self.buffers})
+        return self._changed(exchange) if self.trains else exchange
 
-        state = yield from drive(self.algorithm.round(_without_buffers(server), cohort), run)
-        return {**state, BUFFERS: buffers} if self.is_averaged else state
+    def after(self, exchange: Exchange, result: Aggregate) -> Aggregate:
+        if BUFFERS not in result.up:
+            return result
+        self.buffers = _averaged(self.buffers, result)
+        return replace(result, up={key: entry for key, entry in result.up.items() if key not in (BUFFERS, SHARE)})
 
-    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-            return (yield [self._bound(exchange, server.get(BUFFERS, {})) for exchange in exchanges])
+    def end(self, server: Tree, after: Tree) -> Tree:
+        return {**after, BUFFERS: self.buffers} if self.is_averaged else after
 
-        return (yield from drive(self.algorithm.evaluate(_without_buffers(server), cohort), run))
+    def reported(self, w: Tree, server: Tree) -> Tree:
+        """Adds the buffers that the server has."""
+        return {**w, **server.get(BUFFERS, {})}
 
-    def evaluate_params(self, server: Tree) -> Tree:
-        """Parameters of the model that is reported, and the buffers that the server has."""
-        return {**self.algorithm.evaluate_params(_without_buffers(server)), **server.get(BUFFERS, {})}
-
-    def round_metrics(self, server: Tree) -> dict[str, float]:
-        return self.algorithm.round_metrics(_without_buffers(server))
-
-    def _changed(self, exchange: Exchange, buffers: Tree, cohort: Cohort) -> Exchange:
-        """Exchange of a round, with buffers and random numbers."""
-        exchange = replace(self._bound(exchange, buffers), keyed=True)
+    def _changed(self, exchange: Exchange) -> Exchange:
+        """Exchange of a round, with random numbers and the weights of buffers."""
+        exchange = replace(exchange, keyed=True)
         if not self.is_averaged or not self._trains(exchange.step.__name__):
             return exchange
         inputs = exchange.local_inputs_per_client
-        changes: dict[str, Any] = {"local_inputs_per_client": {**inputs, SHARE: _shares(exchange, cohort)}}
+        changes: dict[str, Any] = {"local_inputs_per_client": {**inputs, SHARE: _shares(exchange, self.cohort)}}
         if exchange.wire is None:
             padding = 0 if exchange.padding_up is None else exchange.padding_up
             # The server knows the weight.
             changes["padding_up"] = padding + np.full(len(exchange.clients), 1)
         else:
-            own = [Wire.of({name: value}) for name, value in buffers.items()]
+            own = [Wire.of({name: value}) for name, value in self.buffers.items()]
             changes["wire"] = MessageSize(
                 exchange.wire.scalars + sum(wire.scalars for wire in own),
                 exchange.wire.bits + sum(wire.bits for wire in own),
             )
         return replace(exchange, **changes)
 
-    def _bound(self, exchange: Exchange, buffers: Tree) -> Exchange:
-        broadcast = {**exchange.broadcast, BUFFERS: buffers} if self.is_averaged else exchange.broadcast
-        return replace(exchange, step=self.client_step(exchange.step.__name__), broadcast=broadcast)
-
     def _trains(self, step: str) -> bool:
-        return step.removesuffix(AS_IS) in self.algorithm.training_steps
+        return step.removesuffix(AS_IS) in self.algorithm.inner.training_steps
 
     # ---- client part -------------------------------------------------------------------------------------------------
 
     def init_client(self) -> Tree:
-        return {**self.algorithm.init_client(), **self._initial(local=True)}
+        return self._initial(local=True)
 
-    def client_step(self, name: str) -> ClientStep:
-        """Returns the algorithm's step with this name, in its mode, under the same name."""
-        if name not in self._steps:
-            self._steps[name] = MethodType(_named(name), self)
-        return self._steps[name]
-
-    def _step(self, name: str, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         own, averaged = state.get(BUFFERS, {}), down.get(BUFFERS, {})
         trains = self._trains(name)
         context = LayerContext(self.mode, trains, {**averaged, **own}, data.key)
@@ -167,9 +145,8 @@ class TrainModeRounds(AlgorithmProxy):
             # The message and the state belong to all steps in this process.
             own_down, state = tree_map(Tensor.clone, own_down), tree_map(Tensor.clone, state)
         with context.entered():
-            up, new_state, metrics = self.algorithm.client_step(name)(
-                hp, own_down, _without_buffers(state), context.observed(data)
-            )
+            own_state = {key: entry for key, entry in state.items() if key != BUFFERS}
+            up, new_state, metrics = step(hp, own_down, own_state, context.observed(data))
         if own:
             new_state = {**new_state, BUFFERS: {name: context.buffers[name] for name in own}}
         if SHARE in down:
@@ -213,17 +190,3 @@ def _averaged(before: Tree, result: Aggregate) -> Tree:
 def _wide(value: Tensor) -> torch.dtype:
     """Type in which a buffer is sent: whole numbers as 64-bit floats."""
     return value.dtype if value.is_floating_point() else torch.float64
-
-
-def _without_buffers(tree: Tree) -> Tree:
-    return {key: branch for key, branch in tree.items() if key != BUFFERS}
-
-
-def _named(name: str) -> Callable[..., Any]:
-    """Returns a function with the name of a step."""
-
-    def step(self: TrainModeRounds, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
-        return self._step(name, hp, down, state, data)
-
-    step.__name__ = name
-    return step

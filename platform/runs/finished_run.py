@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import Tree, difference, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.personalized.adaptation import Adapting, PrototypeTask
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
@@ -141,7 +141,7 @@ class FinishedRun:
         client's training samples. Raises UserError if the model cannot predict.
         """
         trained = self._trained(round)
-        if client is None and trained.algorithm.is_personal and trained.algorithm.task.is_scored:
+        if client is None and trained.algorithm.inner.is_personal and trained.algorithm.task.is_scored:
             raise UserError(
                 f"{self.folder.path}: with {self.experiment.algorithm.name} every client has its own model; choose "
                 f"one by `client=`, from 0 to {len(self._data[1]) - 1}"
@@ -153,7 +153,7 @@ class FinishedRun:
         return same_data(self.folder, self.experiment, self.data, fix="load")
 
     @cached_property
-    def _algorithm(self) -> Algorithm:
+    def _algorithm(self) -> ComposedAlgorithm:
         (algorithm,) = build_algorithms([self.experiment], *self._data)
         return algorithm
 
@@ -173,7 +173,7 @@ class FinishedRun:
     def _support(self, trained: TrainedModel, client: int) -> Support:
         """A client's training samples and their labels. Raises UserError if there is no model of this client."""
         (dataset, partition), name = self._data, self.experiment.algorithm.name
-        if not trained.algorithm.is_personal:
+        if not trained.algorithm.inner.is_personal:
             raise UserError(f"{self.folder.path}: with {name} all clients have the same model; omit `client`")
         if not isinstance(trained.algorithm.inner, Adapting):
             raise UserError(

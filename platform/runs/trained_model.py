@@ -9,12 +9,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task, trainable
 from hedgerow.algorithms.core.torch_private import BATCH_NORMS
 from hedgerow.algorithms.personalized.adaptation import Adapting, adapted
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
 
 Support = tuple[ArrayLike, ArrayLike]
@@ -29,7 +29,7 @@ class TrainedModel:
     """
 
     source: Path
-    algorithm: Algorithm
+    algorithm: ComposedAlgorithm
     w: Tree
 
     def predict(self, x: ArrayLike, support: Support | None = None) -> np.ndarray:

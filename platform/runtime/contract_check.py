@@ -21,7 +21,7 @@ from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, UnknownS
 from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, difference, leaves, stack, tree_map
-from hedgerow.algorithms.slots.slots import SlottedHyper
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.own_code_errors import own_error
@@ -33,7 +33,7 @@ from hedgerow.platform.runtime.evaluation import validate
 from hedgerow.platform.runtime.shards import EVALUATION, ExecutionPlan, WorkShard
 from hedgerow.platform.runtime.worker import samples_of_places
 from hedgerow.platform.schedules.events import Group
-from hedgerow.platform.schedules.stale_round import stale_round
+from hedgerow.platform.schedules.stale_round import StaleRound
 
 SAMPLES, STEPS = 8, 2
 """Maximum number of samples and of mini-batches per client."""
@@ -48,7 +48,9 @@ _passed: set[Any] = set()
 """Checks that have passed in this process; they are not repeated for another seed or for the next of several runs."""
 
 
-def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition) -> None:
+def check_contract(
+    experiment: Experiment, algorithm: ComposedAlgorithm, dataset: Dataset, partition: Partition
+) -> None:
     """Run round 1 and an evaluation on a few samples, one client at a time and batched, as the plan may choose.
 
     algorithm: not used elsewhere, because its hyperparameters are changed here. Raises UserError where the algorithm
@@ -64,10 +66,10 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
     if key in _passed:
         return
     large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
-    hyper = algorithm.hyper
+    inner, hyper = algorithm.inner, algorithm.inner.hyper
     # Few loops and samples may be too few for the user's own code: if it fails, it is tried with all of them.
     for is_short in (True, False):
-        algorithm.hyper = _few_loops(hyper) if is_short else hyper
+        inner.hyper = _few_loops(hyper) if is_short else hyper
         samples = int(sizes.max()) if not is_short else 2 if large else SAMPLES
         try:
             _dry_run(experiment, algorithm, dataset, partition, samples, large)
@@ -85,11 +87,16 @@ def check_contract(experiment: Experiment, algorithm: Algorithm, dataset: Datase
 
 
 def _dry_run(
-    experiment: Experiment, algorithm: Algorithm, dataset: Dataset, partition: Partition, samples: int, large: bool
+    experiment: Experiment,
+    algorithm: ComposedAlgorithm,
+    dataset: Dataset,
+    partition: Partition,
+    samples: int,
+    large: bool,
 ) -> None:
     """Run round 1 and an evaluation with at most `samples` of each client. large: whether the model is."""
     sizes = partition.train_sizes
-    if algorithm.learns_stream:
+    if algorithm.inner.learns_stream:
         clients, population = np.zeros(1, np.int64), experiment.rounds
     else:
         # The first and the last client: some algorithms treat the first clients differently.
@@ -102,9 +109,9 @@ def _dry_run(
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # The run itself shows the warnings that matter.
         warnings.simplefilter("ignore")
-        # First without its slots, which reject or change wrong results of steps before they can be checked.
-        for stage in dict.fromkeys((algorithm.inner, algorithm)):
-            _DryRun(experiment, stage, dealt, cohort, samples, large).run()
+        # First without its middleware, which rejects or changes wrong results of steps before they can be checked.
+        for stage in (algorithm.inner, algorithm) if algorithm.middleware else (algorithm.inner,):
+            _DryRun(experiment, stage, algorithm.inner, dealt, cohort, samples, large).run()
 
 
 def _few(samples: Samples, number: int) -> Samples:
@@ -115,8 +122,6 @@ def _few(samples: Samples, number: int) -> Samples:
 
 def _few_loops(hyper: Any) -> Any:
     """Hyperparameters with at most STEPS passes of each loop."""
-    if isinstance(hyper, SlottedHyper):
-        return hyper.model_copy(update={"algorithm": _few_loops(hyper.algorithm)})
     loops = {name: value for name, value in hyper if name.endswith(LOOPS) and isinstance(value, int)}
     return hyper.model_copy(update={name: min(value, STEPS) for name, value in loops.items()})
 
@@ -124,7 +129,8 @@ def _few_loops(hyper: Any) -> Any:
 @dataclass
 class _DryRun:
     experiment: Experiment
-    algorithm: Algorithm
+    algorithm: Algorithm | ComposedAlgorithm
+    inner: Algorithm
     dealt: Mapping[Any, Samples]
     cohort: Cohort
     samples: int
@@ -132,11 +138,6 @@ class _DryRun:
     states: dict[int, Tree] = field(default_factory=dict)
     wrote: dict[int, str] = field(default_factory=dict)
     """Client id -> name of the step that returned its state."""
-
-    @property
-    def owners(self) -> tuple[Algorithm, Algorithm]:
-        """Objects whose methods the steps may be."""
-        return self.algorithm, self.algorithm.inner
 
     @property
     def steps(self) -> int:
@@ -158,8 +159,8 @@ class _DryRun:
             )
         if schedule := self.experiment.schedule:
             arrived = [Group(0, cohort.clients)]
-            stale = stale_round(algorithm.round(initial, cohort), schedule, 0, arrived, {}, algorithm)
-            self.drive(stale, "round", 0)
+            stale = StaleRound(schedule, 0, arrived, {}, self.inner.parts, algorithm.hyper)
+            self.drive(stale.around(algorithm.round(initial, cohort)), "round", 0)
         for client, last in self.wrote.items():
             if mismatch := difference(state, self.states[client]):
                 raise self.violation(
@@ -175,7 +176,8 @@ class _DryRun:
             )
         if validation := self.experiment.task.validation:
             clients = cohort.clients[:0] if validation.is_at_server else cohort.clients
-            scores = self.drive(validate(algorithm, server, cohort, clients), "evaluate", EVALUATION)
+            scores = validate(algorithm.evaluate(server, cohort), clients, algorithm.task.scoring)
+            scores = self.drive(scores, "evaluate", EVALUATION)
             if not scores:
                 raise self.violation(
                     "`evaluate` scores no samples of the split `held_out`, which `task.validation` replaces; yield "
@@ -186,7 +188,7 @@ class _DryRun:
         """Error of the algorithm or, with `key`, of the user's code that this hyperparameter names."""
         if key:
             return UserError(f"algorithm.{key}: {what}")
-        name = type(self.algorithm.inner).__name__
+        name = type(self.inner).__name__
         return UserError(f"algorithm.name: {name} breaks the contract of an algorithm: {what}")
 
     # ---- the server's half ------------------------------------------------------------------------------------------
@@ -195,24 +197,23 @@ class _DryRun:
         """Run a generator until it ends, and return its return value. number: position of its first exchange."""
         if not isinstance(generator, Generator):
             raise self.violation(f"`{method}` is not a generator; yield an Exchange for every broadcast")
-        reply: Any = None
+        steps: Any = Middleware().around(generator)
+        answers: list[Aggregate] | None = None
         while True:
             try:
-                request = generator.send(reply)
+                exchanges = steps.send(answers)
             except StopIteration as stop:
                 return stop.value
             except ContractError as error:
                 raise self.violation(str(error), error.key) from error
-            exchanges = request if isinstance(request, list) else [request]
             for exchange in exchanges:
                 if not isinstance(exchange, Exchange):
                     raise self.violation(f"`{method}` yields {_kind(exchange)}; yield an Exchange, or a list of them")
-                if not any(getattr(exchange.step, "__self__", None) is one for one in self.owners):
+                if getattr(exchange.step, "__self__", None) is not self.algorithm:
                     raise self.violation(
                         f"the step of an Exchange in `{method}` is not a method of the algorithm; write step=self.NAME"
                     )
             answers = [self.carry_out(exchange, number + i) for i, exchange in enumerate(exchanges)]
-            reply = answers if isinstance(request, list) else answers[0]
             number += len(exchanges)
 
     def carry_out(self, exchange: Exchange, number: int) -> Aggregate:
@@ -275,7 +276,7 @@ class _DryRun:
     def is_batched(self, exchange: Exchange) -> bool:
         """Whether the plan of a step may batch it."""
         mode = self.experiment.engine.mode
-        if exchange.on != "clients" or mode == "loop" or self.algorithm.no_vmap:
+        if exchange.on != "clients" or mode == "loop" or self.inner.no_vmap:
             return False
         if getattr(self.algorithm.task.module, "no_vmap", None):
             return False
@@ -283,7 +284,7 @@ class _DryRun:
             return True
         actors = self.experiment.resources.actors
         share = self.experiment.cohort_size(self.cohort.population) / (actors if isinstance(actors, int) else 1)
-        return share > 1 and not self.algorithm.learns_stream
+        return share > 1 and not self.inner.learns_stream
 
     def not_batched(self, exchange: Exchange, error: Exception) -> Exception:
         """Error for a step that works for one client, but not for several at once."""

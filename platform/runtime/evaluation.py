@@ -1,7 +1,6 @@
 """Scores of a model, and the entries of a round's record that follow from client and shard results."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
@@ -9,8 +8,9 @@ import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
 from hedgerow.algorithms.core.measures import Scoring
-from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
 from hedgerow.platform.storage.history import RoundRecord
 
 QUANTILES = 1000
@@ -20,62 +20,63 @@ BINS = 20
 """Number of bins of a histogram."""
 
 
-def evaluate(algorithm: Algorithm, state: Tree, cohort: Cohort) -> Exchanges:
+def evaluate(algorithm: ComposedAlgorithm, state: Tree, cohort: Cohort) -> Exchanges:
     """Score a server state on the test set and on the cohort: yields exchanges as an algorithm does.
 
     Returns the scores by name, and the clients' accuracies on their own samples, in ascending order (None if no client
     is scored).
     """
     test, local = yield from algorithm.evaluate(state, cohort)
-    common, scoring = local if algorithm.is_personal else test, algorithm.task.scoring
+    inner, scoring = algorithm.inner, algorithm.task.scoring
+    common = local if inner.is_personal else test
     record, accuracies = model_scores(common, scoring), None
     if len(local.contributed):
-        accuracies, summary = client_scores(local, scoring, algorithm.is_personal)
+        accuracies, summary = client_scores(local, scoring, inner.is_personal)
         record |= summary
-    return record | algorithm.evaluation_metrics(state, common) | algorithm.server_metrics(state), accuracies
+    return record | inner.evaluation_metrics(state, common) | inner.server_metrics(state), accuracies
 
 
-def validate(algorithm: Algorithm, state: Tree, cohort: Cohort, clients: np.ndarray) -> Exchanges:
-    """Score a server state on validation samples: the algorithm's own evaluation, with other samples.
+def validate(evaluation: Exchanges, clients: np.ndarray, scoring: Scoring) -> Exchanges:
+    """Run the evaluation of an algorithm on validation samples.
 
-    clients: those that hold samples back. If there are none, the server has the samples, in `cohort.test_shards`
-    shards. Returns the scores by name; none if the algorithm scores neither test nor held-out samples.
+    clients: those that hold samples back. If there are none, the server has the samples, in as many shards as the
+    cohort has test shards. Returns the scores by name; none if the algorithm scores neither test nor held-out samples.
     """
-    has_scored = False
-
-    def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-        nonlocal has_scored
-        replaced = [_on_validation_samples(exchange, clients) for exchange in exchanges]
-        has_scored |= any(_scores_validation(exchange) for exchange in replaced)
-        return (yield replaced)
-
-    at_server, at_clients = yield from drive(algorithm.evaluate(state, cohort), run)
+    samples = ValidationSamples(clients)
+    at_server, at_clients = yield from samples.around(evaluation)
     result = at_clients if len(clients) else at_server
-    return model_scores(result, algorithm.task.scoring, "validation") if has_scored else {}
+    return model_scores(result, scoring, "validation") if samples.are_scored else {}
 
 
-def with_predictions(
-    generator: Exchanges, algorithm: Algorithm, take: Callable[[Predictions | None], None]
-) -> ExchangeSteps:
-    """An evaluation that also returns its predictions: yields the exchanges of `generator`, and returns its value.
+class ValidationSamples(Middleware):
+    """Puts validation samples in place of the test and held-out samples of an evaluation. clients: see `validate`."""
 
-    take: called with the predictions of each exchange that scores a model; None where there are none.
-    """
+    def __init__(self, clients: np.ndarray):
+        self.clients, self.are_scored = clients, False
 
-    def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-        scoring = [len(one.clients) > 0 and one.step.__name__.startswith("evaluate_client") for one in exchanges]
-        answers = yield [
-            replace(one, step=algorithm.client_step(one.step.__name__.replace("evaluate_client", "predict_client")))
-            if scores
-            else one
-            for one, scores in zip(exchanges, scoring, strict=True)
-        ]
-        for answer, scores in zip(answers, scoring, strict=True):
-            if scores:
-                take(answer.predictions)
-        return answers
+    def before(self, exchange: Exchange) -> Exchange:
+        exchange = _on_validation_samples(exchange, self.clients)
+        self.are_scored |= _scores_validation(exchange)
+        return exchange
 
-    return (yield from drive(generator, run))
+
+class PredictionKeeper(Middleware):
+    """Keeps the predictions of an evaluation, one entry per exchange that scores a model; None where there are none."""
+
+    def __init__(self, algorithm: ComposedAlgorithm):
+        self.algorithm = algorithm
+        self.predictions: list[Predictions | None] = []
+
+    def before(self, exchange: Exchange) -> Exchange:
+        name = exchange.step.__name__
+        if not len(exchange.clients) or not name.startswith("evaluate_client"):
+            return exchange
+        return replace(exchange, step=self.algorithm.client_step(name.replace("evaluate_client", "predict_client")))
+
+    def after(self, exchange: Exchange, result: Aggregate) -> Aggregate:
+        if exchange.step.__name__.startswith("predict_client"):
+            self.predictions.append(result.predictions)
+        return result
 
 
 def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:

@@ -15,7 +15,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combine
 from hedgerow.platform.runtime.autotune import Measurement
-from hedgerow.platform.runtime.communication import CommunicationCost
+from hedgerow.platform.runtime.exchange_costs import CommunicationCost
 from hedgerow.platform.runtime.plans import Plans
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, Positions, WorkShard, deal
 from hedgerow.platform.runtime.state_store import StateStore

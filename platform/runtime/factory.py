@@ -2,18 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 
-from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.layer_context import SEEDING
 from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.core.task import Task, trainable
-from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
-from hedgerow.algorithms.slots.slotted import Slotted
-from hedgerow.algorithms.slots.train_mode_rounds import TrainModeRounds
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.own_code_errors import failure
@@ -35,6 +31,7 @@ from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.autotune import require_compiler
 from hedgerow.platform.runtime.contract_check import check_contract
+from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.schedules.compatibility import schedule_objection
 from hedgerow.platform.storage.remote import check_storage
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
@@ -203,7 +200,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         algorithm = build_algorithms([experiment], dataset, partition)[0]
     _check_functions(experiment, dataset)
     _check_streams(experiment, partition)
-    name = experiment.algorithm.name
+    name, inner = experiment.algorithm.name, algorithm.inner
     _check_train_mode(experiment, algorithm)
     if experiment.task.model.init and getattr(experiment.algorithm, "starts", 1) > 1:
         raise UserError("task.model.init: models trained side by side would all be the same; set algorithm.starts to 1")
@@ -219,12 +216,12 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_stack(experiment, algorithm, len(partition))
     if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
         raise UserError(reason)
-    if algorithm.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
+    if inner.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
-    if experiment.simulation and (algorithm.requires_full_participation or algorithm.is_centralized):
+    if experiment.simulation and (inner.requires_full_participation or inner.is_centralized):
         why = (
             "needs all clients in every round"
-            if algorithm.requires_full_participation
+            if inner.requires_full_participation
             else "trains in one place, without clients"
         )
         raise UserError(f"simulation: {name} {why}; remove it")
@@ -233,7 +230,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"evaluation.clients: {experiment.task.model.name} is scored with normalisation statistics of "
             "clients' samples; set it above 0"
         )
-    if experiment.evaluation.target_metric.endswith(("_highest", "_lowest")) and not algorithm.is_personal:
+    if experiment.evaluation.target_metric.endswith(("_highest", "_lowest")) and not inner.is_personal:
         raise UserError(
             f"evaluation.target_metric: {experiment.evaluation.target_metric} needs personal models, and {name} has "
             "none; set it to client_accuracy"
@@ -243,7 +240,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
             f"evaluation.model: {experiment.task.model.name} normalises by statistics of clients' samples, which are "
             "measured for a single model; set it to server"
         )
-    if algorithm.is_personal and algorithm.task.is_scored:
+    if inner.is_personal and algorithm.task.is_scored:
         own = f"with {name} every client has its own model, which is scored on the client's held-out samples"
         if not partition.holds_out:
             raise UserError(f"task.partition.holdout: {own}; raise it until every client has some")
@@ -254,31 +251,31 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
                 f"task.model: {experiment.task.model.name} normalises by statistics of all clients' samples, and "
                 f"{own}; choose another model"
             )
-    if algorithm.needs_validation and not partition.shares()["validation"].sizes.all():
+    if inner.needs_validation and not partition.shares()["validation"].sizes.all():
         raise UserError(
             f"task.partition.validation: every client needs validation samples with {name}, for its upper level or "
             "as the server's own samples; raise it"
         )
     _check_validation(experiment, algorithm)
-    if (size := len(partition.rows("public"))) < algorithm.public_samples:
+    if (size := len(partition.rows("public"))) < inner.public_samples:
         raise UserError(
-            f"task.public: {name} needs public samples, at least {algorithm.public_samples}, and there are "
-            f"{size}; set `samples: {algorithm.public_samples}` or more"
+            f"task.public: {name} needs public samples, at least {inner.public_samples}, and there are "
+            f"{size}; set `samples: {inner.public_samples}` or more"
         )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
 
 
-def _check_privacy(experiment: Experiment, algorithm: Algorithm, population: int) -> None:
+def _check_privacy(experiment: Experiment, algorithm: ComposedAlgorithm, population: int) -> None:
     """Raise UserError when something leaves clients without noise, or accounting is not possible."""
     name, remove = experiment.algorithm.name, "remove one of the two"
     clips = any(transform.is_clip or transform.adds_server_noise for transform in experiment.transforms)
     mode = algorithm.task.train_mode
     averaged = mode is not None and mode.policy == "average" and mode.buffers
-    normalises = algorithm.task.is_static or not all(algorithm.keeps_buffer(name) for name in averaged or ())
+    normalises = algorithm.task.is_static or not all(algorithm.inner.keeps_buffer(name) for name in averaged or ())
     reasons = [
         (
-            not type(algorithm.inner).supports_privacy() or algorithm.has_opaque_parts,
+            not type(algorithm.inner).supports_privacy() or algorithm.inner.has_opaque_parts,
             f"privacy: a round of {name} is not one update of each client, which a clip and noise can cover; remove it",
         ),
         (clips, "transforms: `privacy` clips and adds noise itself; remove the clip and the noise"),
@@ -297,7 +294,7 @@ def _check_privacy(experiment: Experiment, algorithm: Algorithm, population: int
         account.epsilon(1)
 
 
-def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) -> None:
+def _check_stack(experiment: Experiment, algorithm: ComposedAlgorithm, population: int) -> None:
     """Raise UserError when the updates of a round do not fit into memory, for rules that need all of them at once."""
     rule = experiment.aggregation.rule
     attack = experiment.slots.attack
@@ -307,7 +304,7 @@ def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) 
     if rule.is_mean:
         place, fix = "simulation.attack", "choose another attack"
     clients, state = experiment.cohort_size(population), algorithm.init_server()
-    largest = max(sum(count(state[part.like]) for part in parts.values()) for parts in algorithm.parts.values())
+    largest = max(sum(count(state[part.like]) for part in parts.values()) for parts in algorithm.inner.parts.values())
     # The updates as the workers return them, and the stack in the order of the clients.
     require(
         2 * 4 * clients * largest,
@@ -316,17 +313,17 @@ def _check_stack(experiment: Experiment, algorithm: Algorithm, population: int) 
     )
 
 
-def _check_validation(experiment: Experiment, algorithm: Algorithm) -> None:
+def _check_validation(experiment: Experiment, algorithm: ComposedAlgorithm) -> None:
     """Raise UserError when validation samples cannot be scored, or a validation split of the clients is not used."""
     task, name = experiment.task, experiment.algorithm.name
     if task.validation and not algorithm.task.is_scored:
         raise UserError("task.validation: the model of this task has no accuracy or loss on samples; remove it")
-    if task.validation and task.validation.is_at_server and algorithm.is_personal:
+    if task.validation and task.validation.is_at_server and algorithm.inner.is_personal:
         raise UserError(
             f"task.validation.from: with {name} every client has its own model, which the server's samples cannot "
             "score; set it to clients"
         )
-    if getattr(task.partition, "validation", 0.0) and not (algorithm.needs_validation or task.problem):
+    if getattr(task.partition, "validation", 0.0) and not (algorithm.inner.needs_validation or task.problem):
         raise UserError(
             f"task.partition.validation: {name} does not use it; remove it, or set `task.validation` to hold back "
             "samples for choosing hyperparameters"
@@ -348,7 +345,7 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
                 )
 
 
-def _check_train_mode(experiment: Experiment, algorithm: Algorithm) -> None:
+def _check_train_mode(experiment: Experiment, algorithm: ComposedAlgorithm) -> None:
     """Raise UserError when the experiment does not support a model or teacher that differs in training mode."""
     config = experiment.task.teacher
     if config is not None and config.model is not None and getattr(algorithm.task.teacher, "train_mode", None):
@@ -395,7 +392,7 @@ def _check_streams(experiment: Experiment, partition: Partition) -> None:
         )
 
 
-def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm) -> None:
+def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: ComposedAlgorithm) -> None:
     """Raise UserError when the augmentation does not fit the samples or the algorithm."""
     name, augment = experiment.algorithm.name, experiment.task.augment
     if augment is None:
@@ -413,15 +410,16 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: Algorithm
         raise UserError(f"task.augment: {name} does not augment samples; remove it")
 
 
-def _check_plans(experiment: Experiment, algorithm: Algorithm) -> None:
+def _check_plans(experiment: Experiment, algorithm: ComposedAlgorithm) -> None:
     """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
-    name, no_vmap = experiment.algorithm.name, algorithm.no_vmap or getattr(algorithm.task.module, "no_vmap", None)
+    name, inner = experiment.algorithm.name, algorithm.inner
+    no_vmap = inner.no_vmap or getattr(inner.task.module, "no_vmap", None)
     if experiment.engine.compile is True or any(plan.compiled for plan in experiment.engine.plans.values()):
         require_compiler("engine", "set compile to false, or remove the plans")
     if experiment.engine.mode == "vmap" and experiment.no_vmap:
         raise UserError(f"engine.mode: vmap is not possible: {experiment.no_vmap}; set it to loop or auto")
     for step, plan in experiment.engine.plans.items():
-        if not callable(getattr(algorithm, step.partition("/")[0], None)):
+        if not callable(getattr(inner, step.partition("/")[0], None)):
             raise UserError(f"engine.plans: {name} has no step {step!r}; remove it")
         if plan.mode == "vmap" and no_vmap:
             raise UserError(f"engine.plans: {step} cannot run under vmap ({no_vmap}); set its mode to loop")
@@ -485,8 +483,8 @@ def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
     return replace(task, mean=torch.tensor(dataset.mean), std=torch.tensor(dataset.std))
 
 
-def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[Algorithm]:
-    """Algorithms of experiments that share task and seed."""
+def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[ComposedAlgorithm]:
+    """Algorithms of experiments that share task and seed, with their middleware."""
     first = experiments[0]
     module = build_module(first, dataset)
     task = replace(task_on(dataset, module), scoring=first.task.scoring)
@@ -509,12 +507,8 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     algorithms = [algorithm_class(one.algorithm.name)(one.algorithm, task) for one in experiments]
     # Experts of a pack have the same structure, even if a float leaves the slots of one of them empty.
     slots = [one.private_slots(len(partition)) for one in experiments]
-    if any(one.are_filled for one in slots):
-        pairs = zip(algorithms, slots, strict=True)
-        algorithms = [cast(Algorithm, Slotted(inner, own, dataset.classes)) for inner, own in pairs]
-    if task.train_mode is not None:
-        algorithms = [cast(Algorithm, TrainModeRounds(algorithm)) for algorithm in algorithms]
+    are_filled = any(one.are_filled for one in slots)
     return [
-        cast(Algorithm, FedExRounds(algorithm, one.fedex)) if one.fedex else algorithm
-        for algorithm, one in zip(algorithms, experiments, strict=True)
+        compose(algorithm, own if are_filled else None, one.fedex, dataset.classes)
+        for algorithm, own, one in zip(algorithms, slots, experiments, strict=True)
     ]

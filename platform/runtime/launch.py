@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.online.online_algorithm import Online
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import Coordinator
@@ -62,8 +61,8 @@ def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Pa
     """Server of each experiment: rounds over clients, or over the tasks of a stream."""
     algorithms = build_algorithms(experiments, dataset, partition)
     return [
-        OnlineServer(experiment, cast(Online, algorithm), partition, dataset)
-        if algorithm.learns_stream
+        OnlineServer(experiment, algorithm, partition, dataset)
+        if algorithm.inner.learns_stream
         else FederatedServer(experiment, algorithm, partition, len(dataset.y_test))
         for experiment, algorithm in zip(experiments, algorithms, strict=True)
     ]

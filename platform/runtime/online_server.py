@@ -1,5 +1,6 @@
 """Server for online learning: a stream of tasks, one per round, with the same interface as rounds over clients."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,11 @@ import numpy as np
 from hedgerow.algorithms.core.messages import ExchangeSteps
 from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.online.online_algorithm import Online
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.runtime.communication import CommunicationCost
+from hedgerow.platform.runtime.exchange_costs import CommunicationCost, Delivery
+from hedgerow.platform.runtime.middleware_order import through
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.shards import EVALUATION
 from hedgerow.platform.storage.history import RoundRecord
@@ -25,10 +28,10 @@ class OnlineServer(FederatedServer):
     so far.
     """
 
-    algorithm: Online
-
-    def __init__(self, experiment: Experiment, algorithm: Online, partition: Partition, dataset: Dataset):
+    def __init__(self, experiment: Experiment, algorithm: ComposedAlgorithm, partition: Partition, dataset: Dataset):
         super().__init__(experiment, algorithm, partition, test_samples=0)
+        assert isinstance(algorithm.inner, Online)
+        self.online = algorithm.inner
         # Tasks after the last round are not used, not even by the offline competitor.
         self.population = experiment.rounds
         self.sample_bytes = dataset.x_train[0].nbytes + dataset.y_train[0].nbytes
@@ -66,9 +69,9 @@ class OnlineServer(FederatedServer):
         """Mean accuracy and loss over the test samples of some tasks."""
         cohort = self._cohort(number, clients)
         evaluation = self.algorithm.evaluate(state, cohort)
-        if keeps_predictions:
-            evaluation = self._keeping_predictions(evaluation)
-        _, result = yield from self._drive(evaluation, cohort, [], first)
+        delivery = Delivery(cohort, self.variant, first)
+        run = self._with_predictions if keeps_predictions else through
+        _, result = yield from run(evaluation, delivery)
         metrics = result.metrics
         return {
             "test_accuracy": float(np.mean(metrics["correct"] / metrics["samples"])),
@@ -79,8 +82,9 @@ class OnlineServer(FederatedServer):
         """Smallest number of samples of the task with which the adapted model reaches the threshold."""
         config, cohort = self.experiment.evaluation.efficiency, self._cohort(number, task)
         assert config is not None
-        generator = self.algorithm.efficiency(self.state, cohort, config.points)
-        results = yield from self._drive(generator, cohort, [], first=EVALUATION + 50)
+        efficiency = partial(self.online.efficiency, points=config.points)
+        generator = self.algorithm.run(efficiency, self.state, cohort)
+        results = yield from through(generator, Delivery(cohort, self.variant, EVALUATION + 50))
         enough = [
             points
             for points, result in zip(config.points, results, strict=True)
@@ -92,6 +96,6 @@ class OnlineServer(FederatedServer):
         """Memory that the server keeps from round to round."""
         model = count(state["w"])
         vectors = sum(count(tree) for tree in state.values() if isinstance(tree, dict)) / model
-        tasks = self.algorithm.kept(state, self._cohort(number, task))
+        tasks = self.online.kept(state, self._cohort(number, task))
         size = 4 * model * vectors + tasks * int(self.sizes[0]) * self.sample_bytes
         return {"memory_vectors": vectors, "memory_tasks": tasks, "memory_bytes": int(size)}

@@ -12,12 +12,13 @@ import numpy as np
 
 from hedgerow.algorithms.attacks.attack import attackers
 from hedgerow.algorithms.core.client_data import Split
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.messages import Cohort, Exchange, ExchangeSteps
 from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.slots.middleware import Middleware
 from hedgerow.platform.config.system_heterogeneity import Simulation, uniform
 from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import steps_per_client
-from hedgerow.platform.runtime.communication import CommunicationCost
+from hedgerow.platform.runtime.exchange_costs import CommunicationCost
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,12 @@ def participation(simulation: Simulation, cohort: Cohort, seconds: np.ndarray, w
     return Participation(answers, ~available, drops, finish & ~answers, until)
 
 
-class ParticipationSimulator:
+class ParticipationSimulator(Middleware):
     """Simulates a round with late, unavailable and lost clients: the participants, the duration and the record entries.
 
     shares: each client's samples. A client's time is that of the round's first exchange with clients, which decides for
-    the whole round; later exchanges wait for all remaining clients. cost: downloads of the clients that were lost.
+    the whole round; later exchanges wait for all remaining clients, and add to the round's time. cost: downloads of the
+    clients that were lost.
     """
 
     def __init__(self, simulation: Simulation, sampled: Cohort, shares: Mapping[Split, Slices]):
@@ -67,26 +69,22 @@ class ParticipationSimulator:
         self.cost = CommunicationCost()
         self._later, self._begun = 0.0, False
 
-    def begin(self, first: list[Exchange], wanted: int) -> Cohort:
+    def answering(self, first: list[Exchange], wanted: int) -> Cohort:
         """Cohort of the clients that answer. first: exchanges that the sampled clients would receive first."""
         self._participation = participation(self.simulation, self.sampled, self._seconds(self.sampled, first), wanted)
         lost = self.sampled.clients[self._participation.dropped_out | self._participation.late]
         for exchange in first:
             add_download(self.cost, exchange, np.isin(exchange.clients, lost))
         self._begun = not first
-        return self.sampled.subset(self._participation.answers)
+        self._cohort = self.sampled.subset(self._participation.answers)
+        return self._cohort
 
-    def timed(self, exchanges: Exchanges, cohort: Cohort) -> ExchangeSteps:
-        """Same exchanges; each one after those passed to `begin` adds to the round's time."""
-
-        def run(parallel: list[Exchange], number: int) -> ExchangeSteps:
-            client_exchanges = with_clients(parallel)
-            if self._begun and client_exchanges:
-                self._later += float(self._seconds(cohort, client_exchanges).max())
-            self._begun = self._begun or bool(client_exchanges)
-            return (yield parallel)
-
-        return (yield from drive(exchanges, run))
+    def parallel(self, exchanges: list[Exchange], number: int) -> ExchangeSteps:
+        client_exchanges = with_clients(exchanges)
+        if self._begun and client_exchanges:
+            self._later += float(self._seconds(self._cohort, client_exchanges).max())
+        self._begun = self._begun or bool(client_exchanges)
+        return (yield exchanges)
 
     def record(self) -> dict[str, float]:
         """Number of lost clients by reason, of attackers that answered, and the simulated seconds of the round."""
@@ -114,9 +112,8 @@ def client_seconds(
     return simulation.seconds(cohort, steps, received)
 
 
-def with_clients(wanted: Exchange | list[Exchange]) -> list[Exchange]:
+def with_clients(exchanges: list[Exchange]) -> list[Exchange]:
     """Exchanges in which clients take part."""
-    exchanges = wanted if isinstance(wanted, list) else [wanted]
     return [exchange for exchange in exchanges if exchange.on == "clients" and len(exchange.clients)]
 
 

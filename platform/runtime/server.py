@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
-from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
+from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps
 from hedgerow.algorithms.core.pytree import Tree, add, count, difference
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.algorithms.slots.slot_compatibility import OPTIMIZER
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -19,9 +20,9 @@ from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import poisson_clients, sample_clients
 from hedgerow.platform.data.validation_noise import ValidationNoise
-from hedgerow.platform.runtime.communication import CommunicationCost
-from hedgerow.platform.runtime.evaluation import evaluate, histograms, training_metrics, validate, with_predictions
-from hedgerow.platform.runtime.local_work import counted
+from hedgerow.platform.runtime.evaluation import PredictionKeeper, evaluate, histograms, training_metrics, validate
+from hedgerow.platform.runtime.exchange_costs import Delivery, NoContributionsError, SampleCounter
+from hedgerow.platform.runtime.middleware_order import through
 from hedgerow.platform.runtime.participation import (
     ParticipationSimulator,
     add_download,
@@ -31,7 +32,7 @@ from hedgerow.platform.runtime.participation import (
 from hedgerow.platform.runtime.shards import EVALUATION
 from hedgerow.platform.runtime.worker import initial_state, test_shards
 from hedgerow.platform.schedules.events import IN_FLIGHT, VERSIONS, EventQueue, groups
-from hedgerow.platform.schedules.stale_round import stale_round
+from hedgerow.platform.schedules.stale_round import StaleRound
 from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.tracking.best_round import Selection
 from hedgerow.platform.tracking.summary import has_run_all, reaches
@@ -43,17 +44,13 @@ MOST_QUARANTINED = 0.1
 """Largest share of the clients that may be left out because they crash their process."""
 
 
-class NoContributionsError(Exception):
-    """Every client of parallel exchanges diverged: there is nothing to aggregate."""
-
-
 class FederatedServer:
     """Server state, progress and records of one experiment. A round is a function of (server state, round number).
 
     variant: index of this server where a coordinator drives several variants.
     """
 
-    def __init__(self, experiment: Experiment, algorithm: Algorithm, partition: Partition, test_samples: int):
+    def __init__(self, experiment: Experiment, algorithm: ComposedAlgorithm, partition: Partition, test_samples: int):
         self.experiment = experiment
         self.algorithm = algorithm
         self.variant = 0
@@ -119,7 +116,7 @@ class FederatedServer:
             "round": self.round,
             "seconds": self.seconds,
             "transmissions": self.transmissions,
-            "histograms": histograms(self.algorithm, self.state),
+            "histograms": histograms(self.algorithm.inner, self.state),
             "client_accuracies": self.accuracies,
             "clock": self.clock,
             "quarantined": {str(client): round for client, round in self.quarantined.items()},
@@ -129,7 +126,7 @@ class FederatedServer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`. Raises UserError when entries of the server state are missing or of other shapes."""
         progress, server = state["progress"], state["server"]
-        if self.algorithm.inner is not self.algorithm and OPTIMIZER in self.state:
+        if self.algorithm.middleware and OPTIMIZER in self.state:
             # Population-based training may continue a checkpoint with other settings of the server optimiser.
             server = {**server, OPTIMIZER: {**self.state[OPTIMIZER], **server.get(OPTIMIZER, {})}}
         # Which versions are in flight differs between rounds.
@@ -237,29 +234,21 @@ class FederatedServer:
     def _train(self, number: int, clients: np.ndarray) -> ExchangeSteps:
         """Run the algorithm's round; returns the new state or None, the first record entries, and the cost."""
         cohort = self._cohort(number, clients)
-        aggregates: list[list[Aggregate]] = []
-        drawn: list[int] = []
         simulated = None
         if self.experiment.simulation:
             simulated = ParticipationSimulator(self.experiment.simulation, cohort, self.shares)
             first = next(self.algorithm.round(self.state, cohort), [])
-            cohort = simulated.begin(with_clients(first), self.cohort_size)
+            cohort = simulated.answering(with_clients(first), self.cohort_size)
+        counter, delivery = self._counter(), Delivery(cohort, self.variant)
         state = None
         # A private round without clients is one of noise alone.
         if len(cohort.clients) or self.account:
             exchanges = self.algorithm.round(self.state, cohort)
-            exchanges = counted(exchanges, self.shares, drawn) if self.counts_samples else exchanges
-            exchanges = simulated.timed(exchanges, cohort) if simulated else exchanges
             with suppress(NoContributionsError):
-                state = yield from self._drive(exchanges, cohort, aggregates)
+                state = yield from through(exchanges, delivery, counter, simulated)
                 if self.tracks_client_models:
-                    state = {**state, AVERAGE: self._average(aggregates)}
-        record: RoundRecord = {"round": number, "participants": len(cohort.clients), **training_metrics(aggregates)}
-        if self.counts_samples:
-            record["sample_gradients"] = sum(drawn)
-        cost = CommunicationCost()
-        for parallel in aggregates:
-            cost.add(aggregate.cost for aggregate in parallel)
+                    state = {**state, AVERAGE: self._average(delivery.results)}
+        record, cost = _first_entries(number, len(cohort.clients), counter, delivery), delivery.cost
         if simulated:
             cost.add([simulated.cost])
             record |= self._simulated(simulated)
@@ -279,30 +268,28 @@ class FederatedServer:
         step = events.next_step(before[IN_FLIGHT], number, seconds, self._excluded(number))
         arrived = groups(step.arrivals)
         cohort = self._cohort(number, np.unique([flight.client for flight in step.arrivals]).astype(int))
-        aggregates: list[list[Aggregate]] = []
-        drawn: list[int] = []
+        counter, delivery = self._counter(), Delivery(cohort, self.variant)
         state = before
         if arrived:
-            exchanges: Exchanges = self.algorithm.round(before, cohort)
-            exchanges = stale_round(exchanges, events.schedule, number - 1, arrived, before[VERSIONS], self.algorithm)
-            exchanges = counted(exchanges, self.shares, drawn) if self.counts_samples else exchanges
+            parts, hyper = self.algorithm.inner.parts, self.algorithm.hyper
+            stale = StaleRound(events.schedule, number - 1, arrived, before[VERSIONS], parts, hyper)
             with suppress(NoContributionsError):
-                state = yield from self._drive(exchanges, cohort, aggregates)
+                state = yield from through(self.algorithm.round(before, cohort), delivery, stale, counter)
         versions = {key: message for key, message in before[VERSIONS].items() if int(key) in step.versions}
-        cost, messages = CommunicationCost(), [first(clients)[1][0] for clients in step.started]
+        messages = [first(clients)[1][0] for clients in step.started]
         if number - 1 in step.versions:
             versions[str(number - 1)] = messages[0].broadcast
         state = {**state, IN_FLIGHT: step.in_flight, VERSIONS: versions}
-        for parallel in aggregates:
-            cost.add(aggregate.cost for aggregate in parallel)
         # Clients receive the model when they start, which may be rounds before they arrive.
+        cost = delivery.cost
         cost.scalars_down = cost.bytes_down = 0
         for message in messages:
             add_download(cost, message, np.ones(len(message.clients), bool))
-        record: RoundRecord = {"round": number, "participants": len(step.arrivals), **training_metrics(aggregates)}
-        if self.counts_samples:
-            record["sample_gradients"] = sum(drawn)
+        record = _first_entries(number, len(step.arrivals), counter, delivery)
         return state, record | step.record(number - 1, self.history[-1] if self.history else {}), cost
+
+    def _counter(self) -> SampleCounter | None:
+        return SampleCounter(self.shares) if self.counts_samples else None
 
     def _excluded(self, number: int) -> np.ndarray:
         """Clients that are quarantined in a round."""
@@ -350,55 +337,34 @@ class FederatedServer:
         everyone = self._cohort(number, np.union1d(cohort.clients, clients))
         try:
             # In the same positions as the evaluation on the test set: models that a client derives are the same.
-            generator = self._keeping_predictions(validate(self.algorithm, state, cohort, clients))
-            scores = yield from self._drive(generator, everyone, [], first=EVALUATION)
+            evaluation = self.algorithm.evaluate(state, cohort)
+            scores = yield from self._with_predictions(
+                validate(evaluation, clients, self.algorithm.task.scoring), Delivery(everyone, self.variant, EVALUATION)
+            )
             return self.noise.apply(scores, number) if self.noise else scores
         except NoContributionsError:
             return dict.fromkeys((f"validation_{name}" for name in self.algorithm.task.scoring.measures), math.nan)
 
-    def _keeping_predictions(self, evaluation: Exchanges) -> Exchanges:
-        """An evaluation that also sets `predictions`, if they are to be kept."""
-        if not (self.keeps_predictions and self.algorithm.returns_predictions):
-            return (yield from evaluation)
-        found: list[Predictions | None] = []
-        result = yield from with_predictions(evaluation, self.algorithm, found.append)
+    def _with_predictions(self, evaluation: Exchanges, delivery: Delivery) -> ExchangeSteps:
+        """Run an evaluation, and set `predictions`, if they are to be kept."""
+        keeps = self.keeps_predictions and self.algorithm.inner.returns_predictions
+        keeper = PredictionKeeper(self.algorithm) if keeps else None
+        result = yield from through(evaluation, delivery, keeper)
         # An evaluation that scores several models has no single prediction.
-        self.predictions = found[0] if len(found) == 1 else None
+        self.predictions = keeper.predictions[0] if keeper and len(keeper.predictions) == 1 else None
         return result
 
     def _score(self, state: Tree, number: int, clients: np.ndarray) -> ExchangeSteps:
         cohort = self._cohort(number, clients)
         try:
-            record, accuracies = yield from self._drive(
-                evaluate(self.algorithm, state, cohort), cohort, [], first=EVALUATION
+            record, accuracies = yield from through(
+                evaluate(self.algorithm, state, cohort), Delivery(cohort, self.variant, EVALUATION)
             )
         except NoContributionsError:
             # The model has diverged so far that even the statistics of its normalisation are not finite.
             return dict.fromkeys((f"test_{name}" for name in self.algorithm.task.scoring.measures), math.nan)
         self.accuracies = self.accuracies if accuracies is None else accuracies
         return record
-
-    def _drive(
-        self, generator: Exchanges, cohort: Cohort, aggregates: list[list[Aggregate]], first: int = 0
-    ) -> ExchangeSteps:
-        """Run an algorithm's generator until it ends, and return its return value.
-
-        first: position of its first exchange. aggregates: receives one list per exchange, or per group of parallel
-        exchanges. Raises NoContributionsError when all clients of one of them diverged.
-        """
-
-        def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-            answers = yield [
-                replace(exchange, cohort=cohort, position=at, variant=self.variant)
-                for at, exchange in enumerate(exchanges, first + number)
-            ]
-            aggregates.append(answers)
-            contributed = np.concatenate([aggregate.contributed for aggregate in answers])
-            if len(contributed) and not contributed.any():
-                raise NoContributionsError
-            return answers
-
-        return (yield from drive(generator, run))
 
     def _timed(self, what: str, steps: ExchangeSteps) -> ExchangeSteps:
         """Run `steps`, and add the elapsed seconds to the clock."""
@@ -424,3 +390,9 @@ class FederatedServer:
             self.experiment.seed,
             population_sizes=self.sizes,
         )
+
+
+def _first_entries(number: int, participants: int, counter: SampleCounter | None, delivery: Delivery) -> RoundRecord:
+    """First record entries of a round."""
+    record = {"round": number, "participants": participants, **training_metrics(delivery.results)}
+    return record if counter is None else {**record, "sample_gradients": counter.drawn}

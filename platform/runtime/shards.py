@@ -9,6 +9,7 @@ import numpy as np
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Reduction
 from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 
 EVALUATION = 1_000_000
 """Position of the first exchange of an evaluation; the exchanges of a round are numbered from 0."""
@@ -115,9 +116,9 @@ def cohort_of(exchange: Exchange) -> Cohort:
     return exchange.cohort
 
 
-def owner_of(exchange: Exchange) -> Any:
+def owner_of(exchange: Exchange) -> ComposedAlgorithm:
     """Algorithm that the step is a method of."""
-    return exchange.step.__self__  # type: ignore[attr-defined]
+    return exchange.step.__self__  # type: ignore[attr-defined,no-any-return]
 
 
 def step_name(step: str, place: Place) -> str:

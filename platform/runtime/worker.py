@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import is_narrow
 from hedgerow.algorithms.core.messages import MODEL, PREDICTIONS
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.hardware import hardware
 from hedgerow.platform.common.memory import is_out_of_memory
@@ -43,7 +43,7 @@ LATEST_CLIENT_MODEL = "latest_model"
 """Client-state key, if models are tracked: the client's own model when it last took part, at first the initial one."""
 
 
-def initial_state(algorithm: Algorithm, track_models: bool) -> Tree:
+def initial_state(algorithm: ComposedAlgorithm, track_models: bool) -> Tree:
     """State of a client that never took part; {} if clients have no states between rounds."""
     return algorithm.init_client() | ({LATEST_CLIENT_MODEL: algorithm.task.init()} if track_models else {})
 
@@ -104,7 +104,7 @@ class Worker:
 
     def __init__(
         self,
-        algorithms: list[Algorithm],
+        algorithms: list[ComposedAlgorithm],
         dataset: Dataset,
         partition: Partition,
         seed: int,
@@ -116,7 +116,7 @@ class Worker:
         self.device = torch.device("cuda" if resources.gpu else "cpu")
         task = algorithms[0].task.to(self.device)
         for algorithm in algorithms:
-            algorithm.task = task
+            algorithm.inner.task = task
         self.algorithms = algorithms
         self.seed = seed
         self.layouts = [StateLayout(initial_state(algorithm, track_models)) for algorithm in algorithms]

@@ -1,11 +1,11 @@
 """Which experiments can have an asynchronous schedule."""
 
-from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.schedule_section import FedAsyncSchedule
 
 
-def schedule_objection(experiment: Experiment, algorithm: Algorithm, population: int) -> str | None:
+def schedule_objection(experiment: Experiment, algorithm: ComposedAlgorithm, population: int) -> str | None:
     """Returns one sentence on why an experiment cannot have an asynchronous schedule; None if it can."""
     schedule, name, simulation = experiment.schedule, experiment.algorithm.name, experiment.simulation
     assert schedule is not None

@@ -8,44 +8,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
-from hedgerow.algorithms.core.messages import Exchange, Exchanges, ExchangeSteps, drive
-from hedgerow.algorithms.core.parts import ContractError, Part
+from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.messages import Exchange, ExchangeSteps
+from hedgerow.algorithms.core.parts import ContractError, Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.slots.middleware import Middleware
 from hedgerow.platform.config.schedule_section import FedAsyncSchedule, Schedule
 from hedgerow.platform.schedules.events import Group
 
 
-def stale_round(
-    generator: Exchanges, schedule: Schedule, version: int, arrived: list[Group], versions: Tree, algorithm: Algorithm
-) -> ExchangeSteps:
-    """Runs a round whose clients start from different versions; returns the return value of its generator.
+class StaleRound(Middleware):
+    """Runs the exchange of a round with clients that start from different versions.
 
-    version: number of server steps before. versions: messages of earlier versions.
+    version: number of server steps before. versions: messages of earlier versions. parts, hyper: of the algorithm.
     """
-    parts = algorithm.inner.parts
-    # With transforms or attacks, clients send differences to the message that they received.
-    slots = algorithm.hyper
-    sends_differences = bool(getattr(slots, "transforms", ())) or getattr(slots, "attack", None) is not None
 
-    def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-        exchange = exchanges[0]
-        step = exchange.step.__name__
-        if number or len(exchanges) > 1 or exchange.per_client or exchange.reduce != "mean" or step not in parts:
+    def __init__(
+        self, schedule: Schedule, version: int, arrived: list[Group], versions: Tree, parts: Parts, hyper: Any
+    ):
+        self.schedule, self.version, self.arrived, self.versions, self.parts = (
+            schedule,
+            version,
+            arrived,
+            versions,
+            parts,
+        )
+        # With transforms or attacks, clients send differences to the message that they received.
+        self.sends_differences = bool(getattr(hyper, "transforms", ())) or getattr(hyper, "attack", None) is not None
+
+    def parallel(self, exchanges: list[Exchange], number: int) -> ExchangeSteps:
+        exchange, arrived = exchanges[0], self.arrived
+        parts = self.parts.get(exchange.step.__name__)
+        if number or len(exchanges) > 1 or exchange.per_client or exchange.reduce != "mean" or parts is None:
             raise ContractError(
                 "it declares `single_exchange`, but its round is not one exchange whose `parts` are averaged; set "
                 "`single_exchange` to False"
             )
         only = arrived[0] if len(arrived) == 1 else None
-        sent = [_from_version(exchange, group, version, versions) for group in arrived]
+        sent = [_from_version(exchange, group, self.version, self.versions) for group in arrived]
         # The same exchange, so that updates without staleness give the bits of a synchronous round.
-        sent = [exchange] if only and only.version == version else sent
+        sent = [exchange] if only and only.version == self.version else sent
         results = yield sent
-        staleness = version - np.array([group.version for group in arrived], float)
-        factors = schedule.staleness.factors(staleness)
-        mixes = isinstance(schedule, FedAsyncSchedule)
-        factors = schedule.alpha * factors if isinstance(schedule, FedAsyncSchedule) else factors
-        if only and only.version == version and factors[0] == 1:
+        staleness = self.version - np.array([group.version for group in arrived], float)
+        factors = self.schedule.staleness.factors(staleness)
+        mixes = isinstance(self.schedule, FedAsyncSchedule)
+        factors = self.schedule.alpha * factors if isinstance(self.schedule, FedAsyncSchedule) else factors
+        if only and only.version == self.version and factors[0] == 1:
             return results
         pieces = [
             (result, exchange.broadcast if mixes else one.broadcast, factor, weight)
@@ -54,10 +62,8 @@ def stale_round(
             )
             if result.up
         ]
-        up = _combined(exchange, pieces, parts[step], sends_differences) if pieces else {}
+        up = _combined(exchange, pieces, parts, self.sends_differences) if pieces else {}
         return [_merged(exchange, arrived, results, up)]
-
-    return (yield from drive(generator, run))
 
 
 def _from_version(exchange: Exchange, group: Group, version: int, versions: Tree) -> Exchange:

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.models.vmap_check import compare_constants
@@ -59,7 +59,7 @@ class DeployedModel:
         )  # type: ignore[return-value]
 
     @cached_property
-    def _algorithms(self) -> dict[int, Algorithm]:
+    def _algorithms(self) -> dict[int, ComposedAlgorithm]:
         data = same_data(self.folder, self.experiment, self.data, fix="load")
         algorithms = {}
         for expert, experiment in self.trials.items():

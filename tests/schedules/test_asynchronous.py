@@ -36,7 +36,7 @@ from hedgerow.platform.runtime.factory import build_data, check_task
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.shards import ObjectsLost
 from hedgerow.platform.schedules.events import COUNT, EventQueue, Flight, groups
-from hedgerow.platform.schedules.stale_round import stale_round
+from hedgerow.platform.schedules.stale_round import StaleRound
 
 DATA = blobs()
 EVEN = partition(np.full(12, 15), seed=1)
@@ -181,7 +181,8 @@ def test_a_step_adds_the_mean_of_weighted_updates(transforms):
     ]
     cohort = Cohort(6, np.array([1, 2, 3]), np.array([1, 1, 1]), 4)
     arrived, version = groups(flights), schedule(buffer=4, staleness={"kind": "polynomial", "exponent": 1.0})
-    generator = stale_round(algorithm.round({"w": w}, cohort), version, 5, arrived, {"2": {"w": old}}, algorithm)
+    stale = StaleRound(version, 5, arrived, {"2": {"w": old}}, algorithm.inner.parts, algorithm.hyper)
+    generator = stale.around(algorithm.round({"w": w}, cohort))
     sent = next(generator)
     assert [(e.clients.tolist(), e.broadcast["w"]) for e in sent] == [([1, 2], old), ([1, 3], w)]
     updates = [{"x": torch.randn(4)}, {"x": torch.randn(4)}]

@@ -90,7 +90,7 @@ class Run:
     def __init__(self, kind: type[Algorithm], problem: Problem, seed: int = 0, **hyper: Any):
         defaults = {"ridge": 0.0, "batch_size": None}
         values = {name: value for name, value in defaults.items() if name in kind.Hyper.model_fields} | hyper
-        self.algorithm = build(kind, values, problem.task)
+        self.algorithm = build(kind, values, problem.task).inner
         self.problem, self.m = problem, len(problem.rows)
         self.rng = np.random.default_rng(seed)
         self.server = self.algorithm.init_server()

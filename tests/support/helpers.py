@@ -13,7 +13,6 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.slots.slots import Slots
-from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Checkpoints, EngineConfig, Evaluation, Experiment, TaskConfig
 from hedgerow.platform.config.registries import ObjectiveConfig, TransformConfig, algorithms, partitions
@@ -22,6 +21,7 @@ from hedgerow.platform.config.slots_section import SLOT_SECTIONS, AggregationCon
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.launch import build_executor
+from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
@@ -189,7 +189,7 @@ def named(kind: type[Algorithm]) -> Any:
 
 def objection(algorithm: type[Algorithm], task: Task, objective: Any) -> str | None:
     """Reason why an algorithm cannot learn a task with an objective; None if it can."""
-    return Slotted(algorithm(named(algorithm)(), task), Slots(objective=objective)).incompatibility()
+    return compose(algorithm(named(algorithm)(), task), Slots(objective=objective)).incompatibility()
 
 
 class _Slots(Section):
@@ -203,11 +203,11 @@ def slots_of(section: dict[str, Any]) -> Slots:
     return Slots.model_construct(**dict(_Slots(**{key: section[key] for key in SLOT_SECTIONS if key in section})))
 
 
-def build(kind: type[Algorithm], section: dict[str, Any], task: Task, always: bool = False) -> Any:
+def build(kind: type[Algorithm], section: dict[str, Any], task: Task, always: bool = False, fedex: Any = None) -> Any:
     """Build an algorithm with its slots, as the platform does. always: also if no slot is filled."""
     inner = kind(named(kind)(**{key: value for key, value in section.items() if key not in SLOT_SECTIONS}), task)
     slots = slots_of(section)
-    return Slotted(inner, slots) if always or slots.are_filled else inner
+    return compose(inner, slots if always or slots.are_filled else None, fedex)
 
 
 def run_inline(

@@ -43,8 +43,9 @@ class FinishedToy:
     def __init__(self, folder: RunFolder):
         experiment = load_experiment(folder.experiment)
         data, partition = build_data(experiment, None)
-        self.learner = build_algorithms([experiment], data, partition)[0]
-        assert isinstance(self.learner, Central)
+        learner = build_algorithms([experiment], data, partition)[0].inner
+        assert isinstance(learner, Central)
+        self.learner = learner
         self.server = read_checkpoint(checkpoints(folder.checkpoints)[-1])[0]
         self.x, self.y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
         self.batch = Batch(self.learner.task.prepare(self.x), self.y)

@@ -13,7 +13,6 @@ from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.slots.slots import Slots
-from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import parse_experiment
@@ -21,6 +20,7 @@ from hedgerow.platform.config.registries import attacks, transforms
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.runtime.factory import build_data, check_task
+from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -51,7 +51,7 @@ def run(
 
     def build():
         inner = kind(hyper, small_task(DATA))
-        return Slotted(inner, slots, DATA.classes) if slots.are_filled else inner
+        return compose(inner, slots if slots.are_filled else None, classes=DATA.classes)
 
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
     spec = experiment(hyper, rounds=rounds, engine=engine, simulation=simulation)

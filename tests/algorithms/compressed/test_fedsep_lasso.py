@@ -237,8 +237,8 @@ def test_where_nothing_is_compressed_it_is_fedavg():
     d = sum(p.numel() for p in task.init().values())
     runs = on_blobs(sketch_size=d, decoder="linear", batch_size=None)
     orthonormal = Given(torch.linalg.qr(torch.randn(d, d))[0])
-    for algorithm in (*runs.worker.algorithms, runs.servers[0].algorithm):
-        algorithm.sketch = orthonormal
+    for algorithm in (*runs.worker.algorithms, *(one.algorithm for one in runs.servers)):
+        algorithm.inner.sketch = orthonormal
     plain = run_inline(
         algorithm_class("fedavg"),
         small_task(DATA),

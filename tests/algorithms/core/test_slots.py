@@ -32,7 +32,6 @@ from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 from hedgerow.algorithms.optim.server_optimizer import ServerOptimizer
-from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.transforms.clip import Clip
 from hedgerow.algorithms.transforms.sketching import Sketch
 from hedgerow.algorithms.transforms.sparse_vectors import dense, top_k
@@ -45,6 +44,7 @@ from hedgerow.platform.config.loader import dump_experiment, load_experiment, pa
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
 from hedgerow.platform.runtime.factory import build_algorithms, build_data, check_task
+from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.ui.explained_experiment import complete
 
 DATA = blobs(samples=160)
@@ -74,8 +74,8 @@ def clockless(records):
 def test_empty_slots_change_no_bit(name, mode):
     bare, slotted = run(name, mode), run(name, mode)
     (learner,), worker = slotted.servers, slotted.worker
-    learner.algorithm = Slotted(learner.algorithm, slots_of({}))
-    worker.algorithms = [Slotted(worker.algorithms[0], slots_of({}))]
+    learner.algorithm = compose(learner.algorithm.inner, slots_of({}))
+    worker.algorithms = [compose(worker.algorithms[0].inner, slots_of({}))]
     assert clockless(bare) == clockless(slotted)
     assert identical(flatten(bare.server), flatten(slotted.server))
 
@@ -272,10 +272,10 @@ def test_a_transform_does_not_hide_that_a_client_diverged():
 
     for mode in (LOOP, VMAP):
         done = run(Diverges, mode, rounds=1)
-        algorithms = [done.servers[0].algorithm, done.worker.algorithms[0]]
+        algorithms = [done.servers[0].algorithm.inner, done.worker.algorithms[0].inner]
         slots = slots_of({}).model_copy(update={"transforms": [Hiding()]})
-        done.servers[0].algorithm = Slotted(algorithms[0], slots)
-        done.worker.algorithms = [Slotted(algorithms[1], slots)]
+        done.servers[0].algorithm = compose(algorithms[0], slots)
+        done.worker.algorithms = [compose(algorithms[1], slots)]
         (record,) = list(done)
         assert record["dropped"] == 1
 
@@ -337,8 +337,8 @@ def optimality(kind, rounds, transform):
     )
     slots = slots_of({}).model_copy(update={"transforms": [transform]})
     (learner,), worker = done.servers, done.worker
-    learner.algorithm = Slotted(learner.algorithm, slots)
-    worker.algorithms = [Slotted(worker.algorithms[0], slots)]
+    learner.algorithm = compose(learner.algorithm.inner, slots)
+    worker.algorithms = [compose(worker.algorithms[0].inner, slots)]
     list(done)
     return float(np.abs(done.server["w"]["x"].numpy() - problem.optimum).max())
 
@@ -592,7 +592,7 @@ def test_declared_parts_of_all_algorithms_exist(monkeypatch):
         if algorithm_class(name).parts and name != "numpy_client":
             wanted = complete("all", name, NORMED.get(name, ()))
             (built,) = build_algorithms([wanted], *build_data(wanted, None))
-            assert Slotted(built.inner, slots_of({"transforms": [CLIP_AND_TOP[0]]})).incompatibility() is None
+            assert compose(built.inner, slots_of({"transforms": [CLIP_AND_TOP[0]]})).incompatibility() is None
 
 
 def test_the_server_optimizer_of_a_checkpoint_may_change(tmp_path):

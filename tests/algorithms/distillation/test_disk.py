@@ -190,7 +190,7 @@ def guides(**hyper):
     """What the guide excuses in the end."""
     done = run("disk", rounds=40, alpha=0.0, guide_lr=0.5, **hyper)
     list(done)
-    learner, server = done.servers[0].algorithm, done.server
+    learner, server = done.servers[0].algorithm.inner, done.server
     seen = extract_features(learner.teacher_task, server["teacher"], batch_of(learner).x)
     return excuses(learner.guide, server["guide"], seen)
 
@@ -211,7 +211,7 @@ def test_what_is_excused_is_told_and_a_slow_guide_is_not_stuck():
         done = run("disk", rounds=12, guide_hidden=[64, 128], lambda_period=12, batch_size=None, steps=20, epochs=None,
                    delta=0.1, **given)  # fmt: skip
         list(done)
-        learner, server = done.servers[0].algorithm, done.server
+        learner, server = done.servers[0].algorithm.inner, done.server
         assert learner.hyper.guide_lr == rate
         everybody = replace(batch_of(learner), x=learner.task.prepare(torch.from_numpy(DATA.x_train)))
         g = excuses(
@@ -238,7 +238,7 @@ def test_the_teacher_is_trained_once_and_never_again():
     next(done)
     before = tree_map(torch.clone, done.server["teacher"])
     assert {"1.mean", "1.variance"} < set(before)
-    assert not torch.equal(before["0.weight"], done.servers[0].algorithm.teacher_task.init()["0.weight"])
+    assert not torch.equal(before["0.weight"], done.servers[0].algorithm.inner.teacher_task.init()["0.weight"])
     next(done)
     assert identical(before, done.server["teacher"])
 
@@ -247,7 +247,7 @@ def test_nothing_that_learns_has_a_slope_by_the_teacher():
     """Check 8."""
     done = run("disk", rounds=1)
     list(done)
-    learner, server = done.servers[0].algorithm, done.server
+    learner, server = done.servers[0].algorithm.inner, done.server
     w, guide, teacher = (
         tree_map(lambda p: p.clone().requires_grad_(), server[key]) for key in ("w", "guide", "teacher")
     )
@@ -271,7 +271,7 @@ def test_models_side_by_side_are_models_alone(name):
     together = run(name, rounds=2, starts=3)
     list(together)
     assert together.servers[0].history[-1]["test_accuracy"] > 0
-    learner = together.servers[0].algorithm
+    learner = together.servers[0].algorithm.inner
     first = learner.started(learner.init_server(), together.servers[0]._cohort(1, torch.zeros(1, dtype=int).numpy()))
     branches = ["w", "guide"] if name == "disk" else ["w"]
     for number, start in enumerate(unstack(first["w"])):

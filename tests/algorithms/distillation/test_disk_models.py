@@ -188,7 +188,7 @@ def test_a_regressor_has_the_teachers_shape(student, teacher):
 @pytest.mark.parametrize("name", ["fitnet", "semckd"])
 def test_methods_match_and_leave_the_teacher_alone(name):
     done = run(name)
-    learner, server = done.servers[0].algorithm, done.server
+    learner, server = done.servers[0].algorithm.inner, done.server
     assert all(torch.isfinite(p).all() for branch in ("w", "bridge") for p in server[branch].values())
     fresh = learner.extra_modules(done.servers[0]._cohort(1, np.zeros(1, int)))["bridge"]
     assert not identical(fresh, server["bridge"])
@@ -233,7 +233,7 @@ def test_models_without_maps_cannot_be_matched():
 
 def test_simkd_learns_the_map_and_is_scored_under_the_teachers_layer():
     done = run("simkd")
-    learner, server = done.servers[0].algorithm, done.server
+    learner, server = done.servers[0].algorithm.inner, done.server
     assert set(learner.evaluate_params(server)) == set(task().init())
     shown = learner.scored(server)["w"]
     assert torch.equal(shown["head.weight"], server["teacher"]["head.weight"])
@@ -249,7 +249,7 @@ def test_simkd_learns_the_map_and_is_scored_under_the_teachers_layer():
 def test_a_guide_that_excuses_all_or_nobody():
     """The specification's check 9: L_ft-g is 0, or L_ft."""
     done = run("simkd_disk", guide_hidden=[4], top_k=2)
-    learner, server = done.servers[0].algorithm, done.server
+    learner, server = done.servers[0].algorithm.inner, done.server
     batch = Batch(torch.from_numpy(IMAGES.x_test), torch.from_numpy(IMAGES.y_test))
     plain = SimKD.lesson(learner, learner.hyper, server, batch)({"w": server["w"]}, {})
     last = list(server["guide"])[-1]
@@ -265,7 +265,7 @@ def test_a_guide_that_begins_strict_excuses_less():
     excused = []
     for lowest in (50.0, 0.1):
         done = run("simkd_disk", guide_hidden=[4], top_k=2, guide_lr=0.2, lambda_min=lowest)
-        learner, server = done.servers[0].algorithm, done.server
+        learner, server = done.servers[0].algorithm.inner, done.server
         batch = Batch(torch.from_numpy(IMAGES.x_test), torch.from_numpy(IMAGES.y_test))
         excused.append(float(excuses(learner.guide, server["guide"], learner.says(server, batch)).mean()))
     strict, lax = excused

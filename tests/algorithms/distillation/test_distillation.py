@@ -28,6 +28,7 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -167,8 +168,8 @@ def test_one_worker_is_as_good_as_two(name):
 
     def by(workers):
         kind = algorithm_class(name)
-        worker = Worker([kind(values, task())], DATA, CLIENTS, wanted.seed, wanted.resources)
-        learner = FederatedServer(wanted, kind(values, task()), CLIENTS, len(DATA.y_test))
+        worker = Worker([compose(kind(values, task()))], DATA, CLIENTS, wanted.seed, wanted.resources)
+        learner = FederatedServer(wanted, compose(kind(values, task())), CLIENTS, len(DATA.y_test))
         one = SingleRun([learner], worker, [None], workers)
         list(one)
         return one.server
@@ -205,7 +206,7 @@ def test_models_that_normalise_statically_learn_too(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_transmitted(name):
     one = run(name, rounds=1)
-    groups = one.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
+    groups = one.servers[0].algorithm.inner.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
     record = next(one)
     models = sum(len(group.clients) * NUMBERS[group.capacity] for group in groups)
     assert len(groups) == 2
@@ -326,7 +327,7 @@ def test_soft_labels_are_averaged_over_whoever_answered_and_sharpened():
 
 def test_clients_keep_models_of_their_capacity():
     one = run("ds_fl", rounds=2)
-    groups = one.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
+    groups = one.servers[0].algorithm.inner.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
     list(one)
     for group in groups:
         w = one.states.read(group.clients)["w"]
@@ -365,7 +366,7 @@ def test_the_servers_representation_is_the_mean_over_those_who_have_it_and_its_l
 
 def test_the_representation_goes_back_and_small_models_keep_their_last_layers():
     one = run("fed_et", rounds=2)
-    layout = one.servers[0].algorithm.layout
+    layout = one.servers[0].algorithm.inner.layout
     list(one)
     for capacity in (1.0, 0.5):
         mine, part = one.server[f"w_{capacity:g}"], layout.part(one.server["w"], layout.nested(capacity))

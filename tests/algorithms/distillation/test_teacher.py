@@ -48,7 +48,7 @@ def test_a_teacher_learns_as_torchs_sgd_does(cosine):
 def test_a_teacher_is_scored_when_it_is_made_and_then_never_again(name):
     done = run(name, warm_start=1)
     first, second, third = list(done)
-    teacher = done.servers[0].algorithm.teacher_task
+    teacher = done.servers[0].algorithm.inner.teacher_task
     x, y = teacher.prepare(torch.from_numpy(DATA.x_test)), torch.from_numpy(DATA.y_test)
     logits = teacher.logits(done.server["teacher"], x)
     assert second["teacher_test_accuracy"] == pytest.approx(float((logits.argmax(-1) == y).float().mean()))

@@ -117,7 +117,7 @@ def test_with_one_architecture_they_are_fedavg(name):
     settings = {"rounds": 3, "engine": EngineConfig(mode="loop", chunk=1)}
     plain = run_inline(algorithm_class("fedavg"), alone, DATA, CLIENTS, hyper, **settings)
     [list(one) for one in (simple, plain)]
-    found = simple.servers[0].algorithm.simple(simple.server)
+    found = simple.servers[0].algorithm.inner.simple(simple.server)
     assert distance(found, {key: plain.server["w"][f"whole.{key}"] for key in found}) < 1e-6
     if name != "fedhen":
         # Mini-batches are other ones in another exchange of the round: whole local data.
@@ -156,7 +156,7 @@ def test_a_client_that_diverged_is_left_out(name):
     assert 0 < record["dropped"] < 6
     assert all(torch.isfinite(p).all() for p in one.server["w"].values())
     assert np.isfinite(record["test_loss"])
-    algorithm, start = one.servers[0].algorithm, task().init()
+    algorithm, start = one.servers[0].algorithm.inner, task().init()
     complex_ = [w for w in others if w.keys() == start.keys()]
     shared = complex_ if name == "decouple" else others
     for key, p in one.server["w"].items():
@@ -257,7 +257,7 @@ def test_averages_of_latest_models():
     """CK-REPORT: over all clients of an architecture; who has not taken part yet counts with the initial model."""
     one = run("decouple", latest=True, participation=0.5, rounds=3)
     list(one)
-    states, server, algorithm = one.states.read(np.arange(6))["latest"], one.server, one.servers[0].algorithm
+    states, server, algorithm = one.states.read(np.arange(6))["latest"], one.server, one.servers[0].algorithm.inner
     for key, p in server["latest"]["simple"].items():
         assert torch.allclose(p, states[key][:3].mean(0), atol=1e-6)
     for key, p in server["latest"]["complex"].items():

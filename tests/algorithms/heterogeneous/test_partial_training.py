@@ -159,7 +159,7 @@ def test_fjord_with_one_width_is_heterofl_and_with_several_is_not():
     """Ordered dropout draws among the capacities up to the client's: the smallest clients have no choice."""
     hyper = {"scaler": False}
     smallest = {name: run(name, capacities=[0.5, 1.0], redraw=False, **hyper) for name in ("fjord", "heterofl")}
-    groups = smallest["fjord"].servers[0].algorithm.groups(cohort(clients=5))
+    groups = smallest["fjord"].servers[0].algorithm.inner.groups(cohort(clients=5))
     assert {group.capacity for group in groups} == {0.5, 1.0}
     [list(one) for one in smallest.values()]
     assert distance(smallest["fjord"].server["w"], smallest["heterofl"].server["w"]) > 1e-3
@@ -171,7 +171,7 @@ def test_fjord_with_one_width_is_heterofl_and_with_several_is_not():
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_transmitted_is_the_sub_models(name):
     one = run(name, rounds=1, capacities=[0.5, 1.0])
-    groups = one.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
+    groups = one.servers[0].algorithm.inner.groups(Cohort(1, np.arange(5), np.ones(5), 5, seed=0))
     of = {0.5: 4 * 6 + 4 + 3 * 4 + 3 + 4 * 3 + 4, 1.0: 8 * 6 + 8 + 6 * 8 + 6 + 4 * 6 + 4}
     record = next(one)
     down = sum(len(group.clients) * of[group.capacity] for group in groups)
@@ -189,7 +189,9 @@ def test_a_group_that_diverged_leaves_the_others_their_round():
 
     hyper = {**LOCAL, "capacities": [0.5, 1.0], "redraw": False}
     broken = run_inline(Breaking, task(), DATA, CLIENTS, hyper, rounds=1)
-    small = [g for g in broken.servers[0].algorithm.groups(Cohort(1, np.arange(5), np.ones(5), 5)) if g.capacity < 1]
+    small = [
+        g for g in broken.servers[0].algorithm.inner.groups(Cohort(1, np.arange(5), np.ones(5), 5)) if g.capacity < 1
+    ]
     start = broken.server["w"]
     record = next(broken)
     assert record["dropped"] == len(small[0].clients) > 0

@@ -107,7 +107,7 @@ def test_ones_are_spread_over_layers():
 def test_masks_have_the_promised_ones_and_lie_in_each_other(name, more):
     one = run(name, rounds=5, capacities=[0.75, 0.5, 0.25], redraw=False, **more)
     for _ in one:
-        algorithm, server = one.servers[0].algorithm, one.server
+        algorithm, server = one.servers[0].algorithm.inner, one.server
         assert ones(server["mask"]) == algorithm.server_ones(server)
         assert sum(ones(server["mask"]).values()) == pytest.approx(0.75 * 96, abs=1)
         assert all((server["w"][layer][mask == 0] == 0).all() for layer, mask in server["mask"].items())
@@ -395,7 +395,7 @@ def test_what_is_transmitted(name, more, masked_loss):
     classes = 4 * masked_loss
     for number in (1, 2):
         record = next(one)
-        groups = one.servers[0].algorithm.groups(one.server, cohort(number))
+        groups = one.servers[0].algorithm.inner.groups(one.server, cohort(number))
         down = up = 0
         for group in groups:
             values = DENSE + (48 if group.density < 1 else 96)

@@ -65,7 +65,7 @@ def test_disk_with_one_client_is_disk(softness):
     guide = {**GUIDE, "student_tau": softness, "guide_lr": 0.2}
     central = run(algorithm_class("disk"), on=task(norm=True), clients=ALONE, alpha=0.3, tau=2.0, **guide, **step)
     learner = central.servers[0]
-    first = learner.algorithm.extra_modules(learner._cohort(1, np.zeros(1, int)))
+    first = learner.algorithm.inner.extra_modules(learner._cohort(1, np.zeros(1, int)))
     federated = run(FedAvg, {**DISK, "guide": guide}, on=task(norm=True), clients=ALONE, **step)
     lessons = {"objective": first | {"lessons": torch.zeros(())}}
     write_states(federated.states, np.zeros(1, int), tree_map(lambda p: p[None], lessons))
@@ -107,7 +107,7 @@ def test_simkd_and_disk_together_with_one_client_are_simkd_disk():
     central = run(algorithm_class("simkd_disk"), on=on, clients=ALONE, alpha=0.0, tau=2.0, **guide, **step)
     learner = central.servers[0]
     cohort = learner._cohort(1, np.zeros(1, int))
-    first, beside = learner.algorithm.started(learner.state, cohort)["w"], learner.algorithm.extra_modules(cohort)
+    first, beside = learner.algorithm.started(learner.state, cohort)["w"], learner.algorithm.inner.extra_modules(cohort)
     federated = run(FedAvg, {**TOGETHER, "guide": guide}, on=on, clients=ALONE, **step)
     assert set(first) == set(federated.server["w"])
     federated.servers[0].state["w"] = tree_map(torch.clone, first)

@@ -37,11 +37,11 @@ from hedgerow.algorithms.federated.fedsplit import FedSplit
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.algorithms.slots.slots import Slots
-from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.searchspaces.spaces.packing import pack_trials
@@ -99,8 +99,8 @@ def test_an_objective_that_is_the_tasks_loss_changes_no_bit(method, engine):
     runs = [run_inline(method, small_task(data), data, clients, {"batch_size": 8}, **settings) for _ in range(2)]
     # The second run with the objective in the slot.
     own, plain = Slots(objective=Counting(kind="counting")), runs[1].servers[0]
-    worker = Worker([Slotted(runs[1].worker.algorithms[0], own)], data, clients, 0)
-    learner = FederatedServer(plain.experiment, Slotted(plain.algorithm, own), clients, len(data.y_test))
+    worker = Worker([compose(runs[1].worker.algorithms[0].inner, own)], data, clients, 0)
+    learner = FederatedServer(plain.experiment, compose(plain.algorithm.inner, own), clients, len(data.y_test))
     runs[1] = SingleRun([learner], worker, [None])
     records = [list(one) for one in runs]
     assert identical(model(runs[0]), model(runs[1]))

@@ -123,7 +123,7 @@ def test_traffic_is_two_models_per_client_and_pflscafs_is_twice_that(kind, units
 def test_each_mini_batch_of_the_oracle_is_of_one_client_and_nothing_is_transmitted():
     one = ragged(PFLOracle, {"adapt": "proto", "epochs": None, "steps": 60})
     assert list(one)[-1]["transmissions"] == 0
-    worker, algorithm = one.worker, one.servers[0].algorithm
+    worker, algorithm = one.worker, one.servers[0].algorithm.inner
     wanted = algorithm.batches(Cohort(1, np.arange(3), TRAIN[:3], 6))
     rows, mask = worker.samples["pool"].streams(wanted, (0, 1, 0), np.zeros(1, int))["train"]
     owner = np.zeros(180, int) - 1

@@ -21,7 +21,6 @@ from helpers import (
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
-from hedgerow.algorithms.slots.fedex_rounds import FedExRounds
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.validation_samples import hold_back_shares
@@ -164,8 +163,8 @@ def run(
     hyper = SECTION | (section or {})
 
     def one():
-        algorithm = build(algorithm_class(name), hyper, small_task(DATA))
-        return FedExRounds(algorithm, FedEx(factors=factors, **fedex)) if factors else algorithm
+        own = FedEx(factors=factors, **fedex) if factors else None
+        return build(algorithm_class(name), hyper, small_task(DATA), fedex=own)
 
     hosted, driven = one(), one()
     spec = experiment(hosted.inner.hyper, rounds=rounds, seed=seed, engine=EngineConfig(mode=mode[0], chunk=mode[1]))
@@ -260,9 +259,7 @@ def test_variants_of_a_run_are_packed():
     apart = [last(run("fedprox", section={"mu": mu}, factors=factors)) for mu, factors in variants]
     algorithms = [
         [
-            FedExRounds(
-                build(algorithm_class("fedprox"), {**SECTION, "mu": mu}, small_task(DATA)), FedEx(factors=factors)
-            )
+            build(algorithm_class("fedprox"), {**SECTION, "mu": mu}, small_task(DATA), fedex=FedEx(factors=factors))
             for mu, factors in variants
         ]
         for _ in range(2)

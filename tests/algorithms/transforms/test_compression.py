@@ -7,7 +7,7 @@ import torch
 from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.algorithms.transforms.sketches import CountSketch, GaussianSketch, SparseEmbedding
 from hedgerow.algorithms.transforms.sparse_vectors import dense, random_k, top_k
-from hedgerow.platform.runtime.communication import CommunicationCost
+from hedgerow.platform.runtime.exchange_costs import CommunicationCost
 
 
 def vector(d, seed=0):

@@ -10,7 +10,6 @@ from helpers import blobs, check_resuming, distance, identical, partition, run_i
 
 from hedgerow.algorithms.core.parts import ContractError, Wire
 from hedgerow.algorithms.core.pytree import count, flatten
-from hedgerow.algorithms.slots.slotted import Slotted
 from hedgerow.algorithms.transforms.adaptive_clip import AdaptiveClip
 from hedgerow.algorithms.transforms.clip import Clip, joint_norm
 from hedgerow.algorithms.transforms.gaussian_noise import GaussianNoise
@@ -21,6 +20,7 @@ from hedgerow.algorithms.transforms.sparsify import TopK
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import client_keys
+from hedgerow.platform.runtime.middleware_order import compose
 
 DATA = blobs(samples=160)
 CLIENTS = partition(np.array([30, 25, 25, 20, 20]), seed=0)
@@ -262,7 +262,7 @@ def test_an_adaptive_clip_is_charged_one_bit_and_its_norm():
 def test_combinations_that_make_no_sense_are_refused(name, transforms, said):
     kind = algorithm_class(name)
     inner = kind(kind.Hyper(name=name), small_task(DATA))
-    assert said in Slotted(inner, slots_of({"transforms": transforms})).incompatibility()
+    assert said in compose(inner, slots_of({"transforms": transforms})).incompatibility()
 
 
 def test_noise_needs_equal_weights():
@@ -270,4 +270,4 @@ def test_noise_needs_equal_weights():
     noisy = [CLIP, {"kind": "gaussian_noise", "multiplier": 1}]
     inner = kind(kind.Hyper(name="fedavg"), small_task(DATA))
     slots = slots_of({"transforms": noisy, "aggregation": {"weighting": "samples"}})
-    assert "set aggregation.weighting to uniform" in Slotted(inner, slots).incompatibility()
+    assert "set aggregation.weighting to uniform" in compose(inner, slots).incompatibility()

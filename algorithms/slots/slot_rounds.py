@@ -1,14 +1,9 @@
-"""An algorithm with filled slots around it.
-
-A proxy drives the round of the inner algorithm, modifies the exchanges that slots apply to, and returns the finished
-aggregate. The inner algorithm, server and client part, is not aware of the slots.
-"""
+"""The filled slots of an algorithm: they change the exchanges that they apply to, and finish their aggregates."""
 
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from types import MethodType
 from typing import Any
 from zlib import crc32
 
@@ -17,14 +12,15 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms.attacks.attack import attackers
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, drive
+from hedgerow.algorithms.core.messages import MODEL, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map, zeros_like
-from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.objectives.objective import Objective
+from hedgerow.algorithms.slots.middleware import AS_IS, ComposedAlgorithm, Middleware
 from hedgerow.algorithms.slots.slot_compatibility import (
     OPTIMIZER,
     changes_updates,
@@ -51,53 +47,31 @@ RECEIVED = "@transforms"
 REPORTS = "@reports"
 """Entry of a client step's result: what the client parts of transforms report."""
 
-AS_IS = "@as_is"
-"""Suffix of the name of a step in exchanges without aggregation rule and transforms, such as those of an evaluation."""
 
+class SlotRounds(Middleware):
+    """The filled slots of an algorithm, next to it. Its steps receive only its own hyperparameters.
 
-class Slotted:
-    """An algorithm with filled slots. Attributes that are not defined here are those of the inner algorithm.
-
-    The hyperparameters are a SlottedHyper; steps of the inner algorithm receive only its `algorithm`.
     classes: number of classes of the task, for attacks that flip labels.
     """
 
-    def __init__(self, inner: Algorithm, slots: Slots, classes: int | None = None):
-        self.inner, self.classes = inner, classes
-        self._hyper = SlottedHyper.of(inner.hyper, slots)
-        self._steps: dict[str, ClientStep] = {}
-        if slots.objective is not None and slots.objective.incompatibility(inner.task) is None:
-            inner.task = slots.objective.task(inner.task)
+    def __init__(self, algorithm: ComposedAlgorithm, slots: Slots, classes: int | None = None):
+        self.algorithm, self.inner, self.slots, self.classes = algorithm, algorithm.inner, slots, classes
+        if slots.objective is not None and slots.objective.incompatibility(self.inner.task) is None:
+            self.inner.task = slots.objective.task(self.inner.task)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":
-            # `copy` creates the object before it sets `inner`.
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    @property
-    def hyper(self) -> SlottedHyper:
-        return self._hyper
-
-    @hyper.setter
-    def hyper(self, hyper: SlottedHyper) -> None:
-        self._hyper, self.inner.hyper = hyper, hyper.algorithm
-
-    @property
-    def task(self) -> Task:
-        return self.inner.task
-
-    @task.setter
-    def task(self, task: Task) -> None:
-        self.inner.task = task
+    def hyper(self, hyper: Any) -> SlottedHyper:
+        return SlottedHyper.of(hyper, self.slots)
 
     def incompatibility(self) -> str | None:
-        """Returns one sentence on why the slots do not fit the algorithm or the task; None if they do."""
-        return slots_objection(self.inner, self.hyper, self._initial)
+        return slots_objection(self.inner, self.hyper(self.inner.hyper), self._initial)
 
     @cached_property
     def _initial(self) -> Tree:
         return self.inner.init_server()
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for key in (TRANSFORMS, OPTIMIZER) if key not in self._initial]
 
     def _likes(self, step: str) -> Tree:
         return covered(self.inner, step, self._initial)
@@ -110,108 +84,87 @@ class Slotted:
     def _states(self, initial: Callable[[Transform, Tree], Tree]) -> Tree:
         """Returns the states of all transforms: number -> step -> part -> tree; without empty branches."""
         states: Tree = {}
-        for i, transform in enumerate(self.hyper.transforms):
+        for i, transform in enumerate(self.slots.transforms):
             for step in self.inner.parts:
                 for place, like in self._places(transform, step):
                     if state := initial(transform, like):
                         _put(states, (str(i), step, place or "joint"), state)
         return states
 
-    def _inner_state(self, server: Tree) -> Tree:
-        """Returns the inner algorithm's entries of the server state."""
-        return {
-            key: entry for key, entry in server.items() if key in self._initial or key not in (TRANSFORMS, OPTIMIZER)
-        }
-
     # ---- server part -------------------------------------------------------------------------------------------------
 
     def init_server(self) -> Tree:
-        state = self.inner.init_server()
         transforms = self._states(lambda transform, like: transform.init_server(like))
-        optimizer, key = self.hyper.aggregation.server_optimizer, self.inner.optimizes
-        memory = {} if optimizer.is_plain or key is None else optimizer.init(state[key])
-        return {**state, **_branches({TRANSFORMS: transforms, OPTIMIZER: memory})}
+        optimizer, key = self.slots.aggregation.server_optimizer, self.inner.optimizes
+        memory = {} if optimizer.is_plain or key is None else optimizer.init(self._initial[key])
+        return _branches({TRANSFORMS: transforms, OPTIMIZER: memory})
 
-    def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        aggregation, key = self.hyper.aggregation, self.inner.optimizes
-        cohort = replace(cohort, weighting=weighting_of(self.inner, self.hyper))
-        transforms = _copied(server.get(TRANSFORMS, {}))
-        state = yield from self._drive(self.inner.round(self._inner_state(server), cohort), cohort, transforms)
+    def begin(self, server: Tree) -> None:
+        self.states = _copied(server.get(TRANSFORMS, {}))
+        if self.trains:
+            self.cohort = replace(self.cohort, weighting=weighting_of(self.inner, self.slots))
+
+    def before(self, exchange: Exchange) -> Exchange:
+        name = exchange.step.__name__
+        if (objective := self._objective(name)) is not None:
+            exchange = replace(exchange, batches=objective.batches(exchange.batches))
+        if self.trains and exchange.on == "clients" and name in self.inner.parts:
+            return self._changed(exchange)
+        return replace(exchange, step=self.algorithm.client_step(name + AS_IS)) if self._rewrites(name) else exchange
+
+    def after(self, exchange: Exchange, result: Aggregate) -> Aggregate:
+        if not self._rewrites(exchange.step.__name__):
+            return result
+        if not result.contributed.any() and self._expected is None:
+            return result
+        return replace(result, up=self._finished(exchange, result), expected=self._expected)
+
+    def end(self, server: Tree, after: Tree) -> Tree:
+        optimizer, key = self.slots.aggregation.server_optimizer, self.inner.optimizes
         memory: Tree = {}
-        if not aggregation.server_optimizer.is_plain and key is not None:
+        if not optimizer.is_plain and key is not None:
             # Applied to the model after the round, not to an aggregate inside it, so that FedDyn's h stays valid.
-            w, memory = aggregation.server_optimizer.step(server[key], state[key], server.get(OPTIMIZER, {}))
-            state = self.inner.project({**state, key: w})
-        return {**state, **_branches({TRANSFORMS: transforms, OPTIMIZER: memory})}
+            w, memory = optimizer.step(server[key], after[key], server.get(OPTIMIZER, {}))
+            after = self.inner.project({**after, key: w})
+        return {**after, **_branches({TRANSFORMS: self.states, OPTIMIZER: memory})}
 
-    def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
-        return (yield from self._drive(self.inner.evaluate(self._inner_state(server), cohort), cohort, None))
+    def reported(self, w: Tree, server: Tree) -> Tree:
+        return w if self.slots.objective is None else self.slots.objective.reported(w)
 
-    def _drive(self, generator: Exchanges, cohort: Cohort, transforms: Tree | None) -> ExchangeSteps:
-        """Runs the exchanges of the inner algorithm with the slots; returns the return value of its generator.
-
-        transforms: server states of the transforms, changed in place; None: the exchanges belong to an evaluation.
-        """
-
-        def run(exchanges: list[Exchange], number: int) -> ExchangeSteps:
-            mask = [
-                transforms is not None and e.on == "clients" and e.step.__name__ in self.inner.parts for e in exchanges
-            ]
-            replacements = [
-                self._changed(e, cohort, transforms or {}) if c else self._bound(e, AS_IS)
-                for e, c in zip(exchanges, mask, strict=True)
-            ]
-            results = list((yield replacements))
-            for i, exchange in enumerate(exchanges):
-                if not (mask[i] and self._rewrites(exchange.step.__name__)):
-                    continue
-                if results[i].contributed.any() or self._expected is not None:
-                    aggregate = self._finished(replacements[i], results[i], transforms or {}, cohort, number + i)
-                    results[i] = replace(results[i], up=aggregate, expected=self._expected)
-            return results
-
-        return (yield from drive(generator, run))
+    def _objective(self, step: str) -> Objective | None:
+        """Returns the objective of a step; None if it has none."""
+        return self.slots.objective if step in self.inner.training_steps else None
 
     @property
     def _expected(self) -> float | None:
         """Expected number of clients, by which a noisy sum is divided; None: it is divided by their actual number."""
-        expected = [transform.expected_clients for transform in self.hyper.transforms if transform.adds_server_noise]
+        expected = [transform.expected_clients for transform in self.slots.transforms if transform.adds_server_noise]
         return next((number for number in expected if number is not None), None)
 
     @property
     def _stacks(self) -> bool:
         """Whether the server needs every update of a round."""
-        attack = self.hyper.attack
-        return not self.hyper.aggregation.rule.is_mean or (attack is not None and attack.colludes)
+        attack = self.slots.attack
+        return not self.slots.aggregation.rule.is_mean or (attack is not None and attack.colludes)
 
-    def _attack_mask(self, clients: np.ndarray, cohort: Cohort) -> np.ndarray:
+    def _attack_mask(self, clients: np.ndarray) -> np.ndarray:
         """Which of the clients attack."""
-        assert self.hyper.attack is not None
-        return attackers(cohort.seed, cohort.population, self.hyper.attack.fraction)[clients]
+        assert self.slots.attack is not None
+        return attackers(self.cohort.seed, self.cohort.population, self.slots.attack.fraction)[clients]
 
     def _rewrites(self, step: str) -> bool:
         """Whether a step sends its changed updates instead of its own result."""
-        return changes_updates(self.hyper) and step in self.inner.parts and bool(self._likes(step))
+        return changes_updates(self.slots) and step in self.inner.parts and bool(self._likes(step))
 
-    def _bound(self, exchange: Exchange, suffix: str = "") -> Exchange:
-        """Returns the exchange with the step wrapped by the slots. suffix: `AS_IS` if the step sends its own result."""
-        name = exchange.step.__name__
-        objective = self.hyper.objective
-        batches = exchange.batches
-        if objective is not None and name in self.inner.training_steps:
-            batches = objective.batches(batches)
-        suffix = suffix if self._rewrites(name) else ""
-        return replace(exchange, step=self.client_step(name + suffix), batches=batches)
-
-    def _changed(self, exchange: Exchange, cohort: Cohort, states: Tree) -> Exchange:
+    def _changed(self, exchange: Exchange) -> Exchange:
         """Returns the exchange with the weights, reduction and randomness that the slots require."""
-        name, hyper = exchange.step.__name__, self.hyper
+        name, slots, cohort = exchange.step.__name__, self.slots, self.cohort
         weights, weighted_by = exchange.weights, exchange.weighted_by
-        if hyper.aggregation.weighting is not None:
+        if slots.aggregation.weighting is not None:
             weights, weighted_by = self.inner.weights(cohort), None
             if weights is not None:
                 weights = weights[np.searchsorted(cohort.clients, exchange.clients)]
-        replacement = replace(self._bound(exchange), weights=weights, weighted_by=weighted_by)
+        replacement = replace(exchange, weights=weights, weighted_by=weighted_by)
         if not self._rewrites(name):
             return replacement
         if exchange.reduce != "mean":
@@ -219,29 +172,29 @@ class Slotted:
                 f"the exchange of `{name}` has reduce={exchange.reduce!r}, but `parts` names this step; set it to "
                 "'mean', or remove the step from `parts`"
             )
-        rule = hyper.aggregation.rule
+        rule = slots.aggregation.rule
         if not rule.uses_weights and (weights is not None or weighted_by):
             raise ContractError(
                 f"the exchange of `{name}` weights clients, but {rule.kind} treats them equally; set "
                 "aggregation.weighting to uniform"
             )
-        if (weights is not None or weighted_by) and any(transform.adds_server_noise for transform in hyper.transforms):
+        if (weights is not None or weighted_by) and any(transform.adds_server_noise for transform in slots.transforms):
             raise ContractError(
                 f"the exchange of `{name}` weights clients, but the noise is that of an unweighted mean; set "
                 "aggregation.weighting to uniform"
             )
-        if received := self._received(name, states):
+        if received := self._received(name):
             replacement = replace(replacement, broadcast={**exchange.broadcast, RECEIVED: received})
         if self._stacks:
             replacement = replace(replacement, reduce="stack")
-        if hyper.transforms:
-            keyed = exchange.keyed or any(transform.is_random for transform in hyper.transforms)
+        if slots.transforms:
+            keyed = exchange.keyed or any(transform.is_random for transform in slots.transforms)
             replacement = replace(replacement, keyed=keyed, wire=self._message_size(name))
-        if hyper.attack is not None:
-            mask = {ATTACKS: torch.from_numpy(self._attack_mask(exchange.clients, cohort))}
+        if slots.attack is not None:
+            mask = {ATTACKS: torch.from_numpy(self._attack_mask(exchange.clients))}
             replacement = replace(
                 replacement,
-                keyed=replacement.keyed or hyper.attack.is_random,
+                keyed=replacement.keyed or slots.attack.is_random,
                 local_inputs_per_client={**exchange.local_inputs_per_client, **mask},
             )
         return replacement
@@ -249,26 +202,26 @@ class Slotted:
     def _message_size(self, step: str) -> MessageSize:
         """Size of each client's message in a step."""
         wires = {name: Wire.of(self._initial[part.like]) for name, part in self.inner.parts[step].items()}
-        for transform in self.hyper.transforms:
+        for transform in self.slots.transforms:
             for name in list(self._likes(step))[: 1 if transform.joint else None]:
                 wires[name] = transform.wire(wires[name])
-        bits = sum(len(transform.reports) * len(self._places(transform, step)) for transform in self.hyper.transforms)
+        bits = sum(len(transform.reports) * len(self._places(transform, step)) for transform in self.slots.transforms)
         return MessageSize(
             sum(wire.scalars for wire in wires.values()) + bits, sum(wire.bits for wire in wires.values()) + bits
         )
 
-    def _received(self, step: str, states: Tree) -> Tree:
+    def _received(self, step: str) -> Tree:
         """Entries of the server states of the transforms that clients receive: number -> part -> tree."""
         received: Tree = {}
-        for i, transform in enumerate(self.hyper.transforms):
+        for i, transform in enumerate(self.slots.transforms):
             for place, _ in self._places(transform, step) if transform.receives else ():
-                state = _get(states, (str(i), step, place or "joint"))
+                state = _get(self.states, (str(i), step, place or "joint"))
                 _put(received, (str(i), place or "joint"), {key: state[key] for key in transform.receives})
         return received
 
-    def _finished(self, exchange: Exchange, result: Aggregate, transforms: Tree, cohort: Cohort, number: int) -> Tree:
+    def _finished(self, exchange: Exchange, result: Aggregate) -> Tree:
         """Converts the reduced updates to the aggregate that the inner algorithm expects."""
-        step, rule, attack = exchange.step.__name__, self.hyper.aggregation.rule, self.hyper.attack
+        step, rule, attack = exchange.step.__name__, self.slots.aggregation.rule, self.slots.attack
         likes = self._likes(step)
         # Without any client, the sum of a noisy mechanism is 0.
         update = {name: result.up[name] if result.up else zeros_like(like) for name, like in likes.items()}
@@ -276,7 +229,7 @@ class Slotted:
         is_stack = self._stacks and result.contributed.any()
         if is_stack:
             if attack is not None and attack.colludes:
-                update = attack.collude(update, self._attack_mask(exchange.clients, cohort)[result.contributed])
+                update = attack.collude(update, self._attack_mask(exchange.clients)[result.contributed])
             weights = np.ones(len(exchange.clients)) if exchange.weights is None else exchange.weights
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
@@ -287,18 +240,18 @@ class Slotted:
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
             else:
                 update = rule.combine(update, counted)
-        for i, transform in reversed(list(enumerate(self.hyper.transforms))):
+        for i, transform in reversed(list(enumerate(self.slots.transforms))):
             for place, like in self._places(transform, step):
-                seed = cohort.seed_for(f"transform {i} {step} {place} {number}")
+                seed = self.cohort.seed_for(f"transform {i} {step} {place} {exchange.position}")
                 path = (str(i), step, place or "joint")
                 source = update if transform.joint else update[place]
-                state = {**_get(transforms, path), **_get(reports, (str(i), place or "joint"))}
+                state = {**_get(self.states, path), **_get(reports, (str(i), place or "joint"))}
                 output, state = transform.server(
-                    source, state, like, seed, int(result.contributed.sum()), self._bound_before(i, step, transforms)
+                    source, state, like, seed, int(result.contributed.sum()), self._bound_before(i, step)
                 )
                 update = output if transform.joint else {**update, place: output}
                 if state:
-                    _put(transforms, path, state)
+                    _put(self.states, path, state)
         values = {
             name: add(exchange.broadcast[part.like], update[name]) if part.kind == "value" else update[name]
             for name, part in self.inner.parts[step].items()
@@ -307,51 +260,37 @@ class Slotted:
         others = {name: value for name, value in result.up.items() if name != REPORTS}
         return self.inner.project({**others, **values})
 
-    def _bound_before(self, i: int, step: str, states: Tree) -> float | None:
+    def _bound_before(self, i: int, step: str) -> float | None:
         """Largest norm of the updates that transform i receives."""
-        if not self.hyper.transforms[i].needs_bound or (clip := clip_before(self.hyper.transforms, i)) is None:
+        if not self.slots.transforms[i].needs_bound or (clip := clip_before(self.slots.transforms, i)) is None:
             return None
-        return self.hyper.transforms[clip].bound(_get(states, (str(clip), step, "joint")))
-
-    def evaluate_params(self, server: Tree) -> Tree:
-        w = self.inner.evaluate_params(self._inner_state(server))
-        return w if self.hyper.objective is None else self.hyper.objective.reported(w)
+        return self.slots.transforms[clip].bound(_get(self.states, (str(clip), step, "joint")))
 
     # ---- client part -------------------------------------------------------------------------------------------------
 
     def init_client(self) -> Tree:
-        objective = self.hyper.objective
-        objective_state = {} if objective is None else objective.init_client(self.task)
+        objective = self.slots.objective
+        objective_state = {} if objective is None else objective.init_client(self.inner.task)
         transforms = self._states(lambda transform, like: transform.init_client(like))
-        return {**self.inner.init_client(), **_branches({OBJECTIVE: objective_state, TRANSFORMS: transforms})}
+        return _branches({OBJECTIVE: objective_state, TRANSFORMS: transforms})
 
-    def client_step(self, name: str) -> ClientStep:
-        """Returns the inner algorithm's step with this name, wrapped by the slots, under the same name.
-
-        A name that ends in `AS_IS` is that of a step that sends its own result.
-        """
-        if name not in self._steps:
-            self._steps[name] = MethodType(_wrapped(name), self)
-        return self._steps[name]
-
-    def _step(
-        self, full_name: str, hp: Any, down: Tree, state: Tree, data: ClientData
-    ) -> tuple[Tree, Tree, dict[str, Any]]:
-        name = full_name.removesuffix(AS_IS)
-        objective = self.hyper.objective if name in self.inner.training_steps else None
+    def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
+        rewrites, name = self._rewrites(name), name.removesuffix(AS_IS)
+        task, objective = self.inner.task, self._objective(name)
         slot_state = {key: state[key] for key in (OBJECTIVE, TRANSFORMS) if key in state}
         inner_state = {key: entry for key, entry in state.items() if key not in slot_state}
         attacks, received = down.get(ATTACKS), down.get(RECEIVED, {})
         down = {key: entry for key, entry in down.items() if key not in (ATTACKS, RECEIVED)}
         if attacks is not None:
             data = self._poisoned(data, attacks)
-        inner, context = self.inner, None
+        context: Any = None
         if objective is not None:
-            whole = {"w": inner.client_model(down, inner_state)} if "w" in down else {}
-            loss, context = objective.begin(self.task, hp, {**down, **whole}, slot_state.get(OBJECTIVE, {}), data)
-            inner = copy(inner)
-            inner.task = inner.task.with_loss(loss)
-        up, new_state, metrics = getattr(inner, name)(hp.algorithm, down, inner_state, data)
+            whole = {"w": self.inner.client_model(down, inner_state)} if "w" in down else {}
+            loss, context = objective.begin(task, hp, {**down, **whole}, slot_state.get(OBJECTIVE, {}), data)
+            inner = copy(self.inner)
+            inner.task = task.with_loss(loss)
+            step = getattr(inner, name)
+        up, new_state, metrics = step(hp.algorithm, down, inner_state, data)
         if objective is not None and OBJECTIVE in slot_state and MODEL not in metrics:
             raise ContractError(
                 f"its step `{name}` is one of `training_steps`, but returns no model, which the objective needs; "
@@ -359,11 +298,9 @@ class Slotted:
             )
         if objective is not None and MODEL in metrics:
             with evaluation_mode():
-                memory, extra = objective.end(
-                    self.task, hp, metrics[MODEL], slot_state.get(OBJECTIVE, {}), context, data
-                )
+                memory, extra = objective.end(task, hp, metrics[MODEL], slot_state.get(OBJECTIVE, {}), context, data)
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
-        if name == full_name and self._rewrites(name):
+        if rewrites:
             up, new_state, transforms = self._sent(
                 name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), received, data, attacks
             )
@@ -390,14 +327,14 @@ class Slotted:
         attacks: whether the client attacks; None: there is no attack.
         """
         up, new_state = answer
-        parts, transforms = self.inner.parts[step], self.hyper.transforms
+        parts, transforms = self.inner.parts[step], self.slots.transforms
         self._check_declared(step, up, down)
         covered_parts = {name: part for name, part in parts.items() if part.kind != "opaque"}
         update = {
             name: sub(up[name], down[part.like]) if part.kind == "value" else up[name]
             for name, part in covered_parts.items()
         }
-        attack = self.hyper.attack
+        attack = self.slots.attack
         if attack is not None and attacks is not None:
             key = None
             if attack.is_random:
@@ -439,7 +376,7 @@ class Slotted:
 
     def _poisoned(self, data: ClientData, attacks: Tensor) -> ClientData:
         """Returns the data of a client, with flipped labels if it attacks in that way."""
-        attack, classes = self.hyper.attack, self.classes
+        attack, classes = self.slots.attack, self.classes
         if attack is None or not attack.flips_labels or classes is None:
             return data
         # Labels below 0 are hidden.
@@ -469,16 +406,6 @@ class Slotted:
                     f"{name!r} of its step `{step}` has another shape than {part.like!r} in `init_server`, which "
                     "`parts` names; name an entry of the same shape, or declare it as opaque"
                 )
-
-
-def _wrapped(name: str) -> Callable[..., Any]:
-    """Returns a function with the name of an inner step."""
-
-    def step(self: Slotted, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
-        return self._step(name, hp, down, state, data)
-
-    step.__name__ = name
-    return step
 
 
 def _marked(update: Tree, diverged: Tensor) -> Tree:
