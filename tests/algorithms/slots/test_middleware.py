@@ -1,13 +1,21 @@
-"""The function that drives a generator of exchanges."""
+"""How middleware runs a generator of exchanges."""
 
 import numpy as np
 import pytest
 
-from hedgerow.algorithms.core.messages import Exchange, drive
+from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.slots.middleware import Middleware
 
 
 def exchange(name):
     return Exchange(name, {}, np.zeros(0, int))
+
+
+class Parallel(Middleware):
+    """Runs exchanges by a function."""
+
+    def __init__(self, function):
+        self.parallel = function
 
 
 def test_a_single_exchange_gets_one_aggregate_and_a_list_gets_a_list():
@@ -20,7 +28,7 @@ def test_a_single_exchange_gets_one_aggregate_and_a_list_gets_a_list():
         answers = yield exchanges
         return [f"{number + i} {answer}" for i, answer in enumerate(answers)]
 
-    steps = drive(generator(), run)
+    steps = Parallel(run).around(generator())
     names = [[one.step for one in next(steps)]]
     for _ in range(2):
         names.append([one.step for one in steps.send(names[-1])])
@@ -43,7 +51,7 @@ def test_a_failed_exchange_closes_the_generator():
         yield exchanges
         raise RuntimeError("no contributions")
 
-    steps = drive(generator(), run)
+    steps = Parallel(run).around(generator())
     next(steps)
     with pytest.raises(RuntimeError, match="no contributions"):
         steps.send([])
