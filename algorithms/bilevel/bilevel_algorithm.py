@@ -16,7 +16,7 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.pytree import Tree, add, dot, scale, zeros_like
-from hedgerow.algorithms.optim.local_sgd import clip_factor
+from hedgerow.algorithms.optim.descent import clip_factor
 from hedgerow.algorithms.problems.bilevel_task import BilevelTask
 
 

@@ -10,8 +10,9 @@ from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, scale, zeros_like
+from hedgerow.algorithms.optim.descent import clip_factor
 from hedgerow.algorithms.optim.gradient import gradient_and_value
-from hedgerow.algorithms.optim.local_sgd import LearningRate, clip_factor
+from hedgerow.algorithms.optim.local_sgd import LearningRate
 
 
 class FedSGD(Algorithm):

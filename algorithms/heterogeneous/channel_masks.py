@@ -14,9 +14,9 @@ from hedgerow.algorithms.core.pytree import Tree, add, dot, sub, tree_map
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.heterogeneous.capacities import masked_loss
 from hedgerow.algorithms.nn.submodel import Layout
+from hedgerow.algorithms.optim.descent import Adam
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 from hedgerow.algorithms.optim.hypergradient import conjugate_gradient, cross_product, hessian_product
-from hedgerow.algorithms.optim.local_sgd import Adam
 
 Shares = dict[str, Tensor]
 

@@ -1,34 +1,59 @@
-"""Operations on trees in the memory of their first argument, also under vmap, where torch's own take a slow path.
+"""Operations on lists of tensors in the memory of the first list, also under vmap, where torch's own take a slow path.
 
-They save the memory of a result in every local step. Where torch's private names are missing, or a tensor does not have
-all dimensions of vmap that the result has, the result is a new tree with equal numbers.
+They save the memory of a result in every local step. Under vmap, where torch's private names are missing, or a tensor
+does not have all dimensions of vmap that the result has, the result is new, with equal numbers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.pytree import tree_map
-from hedgerow.algorithms.core.torch_private import batched_memory
+from hedgerow.algorithms.core.torch_private import (
+    batched_memory,
+    foreach_add_,
+    foreach_lerp_,
+    foreach_mul_,
+    foreach_norm,
+    is_transformed,
+)
 
 
-def add_(a: Any, b: Any, scale: Any = 1.0) -> Any:
+def is_plain() -> bool:
+    """Whether tensors are those of one client, whose values can be read."""
+    return not torch.compiler.is_compiling() and not is_transformed()
+
+
+def add_(a: list[Tensor], b: Sequence[Tensor], scale: Any = 1.0) -> list[Tensor]:
     """a + scale * b. scale: a number or a 0-d tensor."""
+    if is_plain():
+        foreach_add_(a, b, alpha=scale)
+        return a
     if isinstance(scale, Tensor):
-        return tree_map(lambda x, y: _changed("addcmul", x, y, scale), a, b)
-    return tree_map(lambda x, y: _changed("add", x, y, alpha=scale), a, b)
+        return [_changed("addcmul", x, y, scale) for x, y in zip(a, b, strict=True)]
+    return [_changed("add", x, y, alpha=scale) for x, y in zip(a, b, strict=True)]
 
 
-def mul_(a: Any, factor: Tensor) -> Any:
-    """factor * a. factor: 0-d."""
-    return tree_map(lambda x: _changed("mul", x, factor), a)
+def mul_(a: list[Tensor], factor: Any) -> list[Tensor]:
+    """factor * a. factor: a number or a 0-d tensor."""
+    if is_plain():
+        foreach_mul_(a, factor)
+        return a
+    return [_changed("mul", x, factor) for x in a]
 
 
-def lerp_(a: Any, b: Any, weight: Tensor) -> Any:
-    """a + weight (b - a). weight: 0-d."""
-    return tree_map(lambda x, y: _changed("lerp", x, y, weight), a, b)
+def lerp_(a: list[Tensor], b: Sequence[Tensor], weight: Any) -> list[Tensor]:
+    """a + weight (b - a). weight: a number or a 0-d tensor."""
+    if is_plain():
+        foreach_lerp_(a, b, weight)
+        return a
+    return [_changed("lerp", x, y, weight) for x, y in zip(a, b, strict=True)]
+
+
+def norms(a: list[Tensor]) -> Sequence[Tensor]:
+    """Norm of each tensor, 0-d."""
+    return foreach_norm(a) if is_plain() else [x.norm() for x in a]  # type: ignore[no-any-return]
 
 
 def apart(gradients: Iterable[Tensor]) -> list[Tensor]:
@@ -55,11 +80,11 @@ def apart(gradients: Iterable[Tensor]) -> list[Tensor]:
     return result
 
 
-def _changed(name: str, a: Tensor, *others: Tensor, **options: Any) -> Tensor:
-    """Result of an operation of tensors, in the memory of `a` if possible."""
+def _changed(name: str, a: Tensor, *others: Any, **options: Any) -> Tensor:
+    """Result of an operation of tensors and numbers, in the memory of `a` if possible."""
     if not torch.compiler.is_compiling():
         memory, levels = batched_memory(a)
-        aligned = [_aligned(other, levels, memory) for other in others]
+        aligned = [_aligned(other, levels, memory) if isinstance(other, Tensor) else other for other in others]
         if all(other is not None for other in aligned):
             getattr(memory, f"{name}_")(*aligned, **options)
             return a

@@ -3,7 +3,7 @@ optimiser of torch.optim in a loop, or Newton.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, channels_last, is_narrow
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
-from hedgerow.algorithms.core.pytree import add, lerp, sub
+from hedgerow.algorithms.core.pytree import add
 from hedgerow.algorithms.core.task import FixedParameters, Params
-from hedgerow.algorithms.core.torch_private import foreach_add_, foreach_lerp_, foreach_mul_, foreach_norm, gradients
+from hedgerow.algorithms.core.torch_private import gradients
+from hedgerow.algorithms.optim.descent import Momentum, descent
 from hedgerow.algorithms.optim.gradient import gradient_and_value
-from hedgerow.algorithms.optim.in_place import add_, apart, lerp_, mul_
 from hedgerow.algorithms.optim.newton import newton
 from hedgerow.algorithms.optim.torch_optimizer import Optimizer, TorchOptimizer
 
@@ -166,7 +166,7 @@ def minimize(
         return newton(lambda w: loss(w, batch), start, linear, proximal, hp.weight_decay, data.batched)
     batches = data.batches("train") if batches is None else batches
     if data.batched:
-        return _batched(loss, start, batches, hp, linear, proximal)
+        return _functional(loss, start, batches, hp, linear, proximal)
     return _in_place(loss, start, batches, hp, linear, proximal, memory)
 
 
@@ -182,47 +182,12 @@ def _one_of(linear: Params | None, proximal: Proximal | None) -> tuple[Params | 
     return None, Proximal(proximal.weight, add(proximal.centre, linear, -1 / proximal.weight))
 
 
-def _fused(hp: Any) -> bool:
-    """Whether the proximal term may be applied directly to the parameters: if there is no clipping and no momentum."""
-    return hp.clip_norm is None and not enabled(hp.momentum) and _optimizer(hp) == "sgd"
-
-
-def _changes_gradients(hp: Any, linear: Params | None, proximal: Proximal | None) -> bool:
-    """Whether a step changes the gradients before it uses them."""
-    has_penalty = proximal is not None and not _fused(hp)
-    has_momentum = enabled(hp.momentum)
-    return linear is not None or has_penalty or hp.clip_norm is not None or _decays_before(hp) or has_momentum
-
-
-def _optimizer(hp: Any) -> Any:
-    """Name of the local optimiser, or a TorchOptimizer."""
-    return getattr(hp, "optimizer", "sgd")
-
-
-def _decays_before(hp: Any) -> bool:
-    """Whether the optimiser sees the weight decay as a part of the gradient."""
-    return enabled(hp.weight_decay) and _optimizer(hp) != "adamw"
-
-
-class Adam:
-    """Converts gradients to Adam's directions (Kingma, Ba, "Adam", 2015, algorithm 1)."""
-
-    DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
-
-    def __init__(self) -> None:
-        self.moments: list[tuple[Tensor, Tensor]] = []
-        self.steps = 0
-
-    def __call__(self, gradient: Iterable[Tensor]) -> list[Tensor]:
-        gradient = list(gradient)
-        self.moments = self.moments or [(torch.zeros_like(g), torch.zeros_like(g)) for g in gradient]
-        self.steps += 1
-        self.moments = [
-            (m + (1 - self.DECAY) * (g - m), v + (1 - self.SECOND_DECAY) * (g * g - v))
-            for (m, v), g in zip(self.moments, gradient, strict=True)
-        ]
-        first, second = 1 - self.DECAY**self.steps, 1 - self.SECOND_DECAY**self.steps
-        return [m / first / ((v / second).sqrt() + self.TINY) for m, v in self.moments]
+def _lists(
+    tensors: Callable[[Params], list[Tensor]], linear: Params | None, proximal: Proximal | None
+) -> tuple[list[Tensor] | None, tuple[Any, list[Tensor]] | None]:
+    """The terms with lists in place of trees."""
+    slope = None if linear is None else tensors(linear)
+    return slope, None if proximal is None else (proximal.weight, tensors(proximal.centre))
 
 
 def _in_place(
@@ -234,107 +199,52 @@ def _in_place(
     proximal: Proximal | None,
     memory: Params | None,
 ) -> tuple[Params, Tensor]:
+    """Steps of one client, whose parameters change in place."""
     narrow = is_narrow(start.values())
     layout = torch.Tensor.contiguous if narrow else channels_last
     w = {name: layout(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
-    slope = None if linear is None else [layout(linear[name]) for name in w]
-    centre = None if proximal is None else [layout(proximal.centre[name]) for name in w]
-    weight = 0.0 if proximal is None else proximal.weight
-    momenta = None if memory is None else [layout(memory[name]).clone() for name in w]
-    chosen = _optimizer(hp)
-    adam = Adam() if chosen in ("adam", "adamw") else None
-    torchs = chosen.build(params, hp.lr) if isinstance(chosen, TorchOptimizer) else None
-    is_changed = torchs is not None or adam is not None or _changes_gradients(hp, linear, proximal)
-    is_fused, decays_before, has_momentum = _fused(hp), _decays_before(hp), enabled(hp.momentum)
+
+    def tensors(tree: Params) -> list[Tensor]:
+        return [layout(tree[name]) for name in w]
+
+    momentum = Momentum(hp.momentum, [] if memory is None else [m.clone() for m in tensors(memory)])
+    optimizer = getattr(hp, "optimizer", "sgd")
+    update = optimizer.stepper(params, hp.lr) if isinstance(optimizer, TorchOptimizer) else None
+    step = descent(hp, *_lists(tensors, linear, proximal), momentum, update)
     losses = []
     with FixedParameters(w):
         for batch in batches:
             # Needed for a sub-model: the full model may not be narrow.
             value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
             # Parameters that the loss does not depend on get gradient 0.
-            direction = gradients(value, params)
+            gradient = gradients(value, params)
             losses.append(value.detach())
             with torch.no_grad():
-                if is_changed:
-                    direction = apart(direction)
-                if slope is not None:
-                    foreach_add_(direction, slope)
-                if centre is not None and not is_fused:
-                    # Two additions: the difference would allocate memory in every step.
-                    foreach_add_(direction, params, alpha=weight)
-                    foreach_add_(direction, centre, alpha=-weight)
-                if hp.clip_norm is not None:
-                    factor = clip_factor(foreach_norm(direction), hp.clip_norm)
-                    # On the CPU, reading the factor is free and saves a pass over memory.
-                    if factor.device.type != "cpu" or factor < 1:
-                        foreach_mul_(direction, factor)
-                if decays_before:
-                    foreach_add_(direction, params, alpha=hp.weight_decay)
-                if has_momentum:
-                    if momenta is None:
-                        momenta = [d.clone() for d in direction]
-                    else:
-                        foreach_mul_(momenta, hp.momentum)
-                        foreach_add_(momenta, direction)
-                    direction = momenta
-                if torchs is not None:
-                    for parameter, gradient in zip(params, direction, strict=True):
-                        parameter.grad = gradient
-                    torchs.step()
-                    continue
-                if adam is not None:
-                    direction = adam(direction)
-                    if enabled(hp.weight_decay) and not decays_before:
-                        foreach_add_(direction, params, alpha=hp.weight_decay)
-                if centre is not None and is_fused:
-                    foreach_lerp_(params, centre, hp.lr * weight)
-                foreach_add_(params, direction, alpha=-hp.lr)
-    if memory is not None and momenta is not None:
-        memory.update(zip(w, (m.contiguous() for m in momenta), strict=True))
+                step(params, gradient, hp.lr)
+    if memory is not None and momentum.momenta:
+        memory.update(zip(w, (m.contiguous() for m in momentum.momenta), strict=True))
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
     return {name: p.detach().contiguous() for name, p in w.items()}, mean_loss
 
 
-def _batched(
+def _functional(
     loss: Loss, start: Params, batches: Iterable[Batch], hp: Any, linear: Params | None, proximal: Proximal | None
 ) -> tuple[Params, Tensor]:
+    """Steps of many clients under vmap, each of which returns new parameters."""
     gradient = gradient_and_value(loss)
-    w = start
-    momenta: Params | None = None
-    adam = Adam() if _optimizer(hp) in ("adam", "adamw") else None
-    is_changed = _changes_gradients(hp, linear, proximal)
+    step = descent(hp, *_lists(lambda tree: [tree[name] for name in start], linear, proximal), Momentum(hp.momentum))
+    w = [p.clone() for p in start.values()]
     losses: list[Tensor] = []
     active: list[Tensor] = []
     for batch in batches:
-        direction, value = gradient(w, batch)
-        if is_changed:
-            direction = dict(zip(direction, apart(direction.values()), strict=True))
-        if linear is not None:
-            direction = add_(direction, linear)
-        if proximal is not None and not _fused(hp):
-            direction = add_(direction, sub(w, proximal.centre), proximal.weight)
-        if hp.clip_norm is not None:
-            direction = mul_(direction, clip_factor([d.norm() for d in direction.values()], hp.clip_norm))
-        if _decays_before(hp):
-            direction = add_(direction, w, hp.weight_decay)
-        if enabled(hp.momentum):
-            momenta = direction if momenta is None else add_(direction, momenta, hp.momentum)
-            direction = momenta
-        if adam is not None:
-            direction = dict(zip(direction, adam(direction.values()), strict=True))
-            if enabled(hp.weight_decay) and not _decays_before(hp):
-                direction = add(direction, w, hp.weight_decay)
+        slope, value = gradient(dict(zip(start, w, strict=True)), batch)
         # Padded steps come last and have active = 0: they leave the parameters unchanged, bit for bit.
-        rate = hp.lr * batch.active
-        is_first = w is start
-        if proximal is not None and _fused(hp):
-            w = (lerp if is_first else lerp_)(w, proximal.centre, rate * proximal.weight)
-        w = (add if is_first else add_)(w, direction, -rate)
+        w = step(w, slope.values(), hp.lr * batch.active)
         losses.append(value * batch.active)
         active.append(torch.as_tensor(batch.active))
     mean_loss = torch.stack(losses).sum() / torch.stack(active).sum() if losses else torch.tensor(float("nan"))
-    return w, mean_loss
+    return dict(zip(start, w, strict=True)), mean_loss
 
 
 def plain_steps(hp: Any, steps: Tensor) -> Tensor:
@@ -352,8 +262,3 @@ def plain_steps(hp: Any, steps: Tensor) -> Tensor:
     # Double precision avoids cancellation: beta^K is near 1 if K is small.
     exact = steps.double()
     return ((exact - beta * (1 - beta**exact) / (1 - beta)) / (1 - beta)).float()
-
-
-def clip_factor(norms: Sequence[Tensor], clip_norm: Any) -> Tensor:
-    """Factor that scales a direction down to `clip_norm`, 0-d and at most 1. norms: norms of its parts."""
-    return (clip_norm / (torch.stack(list(norms)).norm() + 1e-6)).clamp(max=1.0)

@@ -50,6 +50,18 @@ class TorchOptimizer(Settings):
         )
         return optimizer
 
+    def stepper(self, parameters: list[Tensor], lr: float) -> Any:
+        """Returns the step of `descent` that this optimiser takes."""
+        optimizer = self.build(parameters, lr)
+
+        def update(w: list[Tensor], direction: list[Tensor], rate: float) -> list[Tensor]:
+            for parameter, gradient in zip(w, direction, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            return w
+
+        return update
+
     @property
     def no_vmap(self) -> str:
         """Reason why it cannot train several clients at once."""

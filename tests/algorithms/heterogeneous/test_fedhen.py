@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import count, tree_map
 from hedgerow.algorithms.core.task import Task
-from hedgerow.algorithms.optim.local_sgd import clip_factor
+from hedgerow.algorithms.optim.descent import clip_factor
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.early_exit import EarlyExit

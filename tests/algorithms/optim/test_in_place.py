@@ -115,10 +115,10 @@ def test_a_sparse_gradient_is_dense_for_algorithms():
 
 
 OPERATIONS = {
-    "add": (lambda a, b, s: add_({"w": a}, {"w": b}, s)["w"], torch.addcmul),
-    "add a multiple": (lambda a, b, s: add_({"w": a}, {"w": b}, 0.3)["w"], lambda a, b, s: a + 0.3 * b),
-    "mul": (lambda a, b, s: mul_({"w": a}, s)["w"], lambda a, b, s: a * s),
-    "lerp": (lambda a, b, s: lerp_({"w": a}, {"w": b}, s)["w"], torch.lerp),
+    "add": (lambda a, b, s: add_([a], [b], s)[0], torch.addcmul),
+    "add a multiple": (lambda a, b, s: add_([a], [b], 0.3)[0], lambda a, b, s: a + 0.3 * b),
+    "mul": (lambda a, b, s: mul_([a], s)[0], lambda a, b, s: a * s),
+    "lerp": (lambda a, b, s: lerp_([a], [b], s)[0], torch.lerp),
 }
 
 
@@ -168,7 +168,7 @@ def test_results_under_one_and_two_levels_of_vmap_are_those_of_new_tensors(name)
 def test_what_is_changed_is_the_first_argument_alone():
     a, b, s = torch.randn(3, 4), torch.randn(3, 4), torch.randn(3)
     before = a.clone(), b.clone(), s.clone()
-    result = vmap(lambda x, y, z: add_({"w": x}, {"w": y}, z)["w"])(a, b, s)
+    result = vmap(lambda x, y, z: add_([x], [y], z)[0])(a, b, s)
     assert torch.equal(result, a)
     assert not torch.equal(a, before[0])
     assert torch.equal(b, before[1])
