@@ -27,7 +27,18 @@ def show_file(file: Path, overrides: Sequence[str]) -> CommandOutput:
     else:
         question = ("show", str(Path.cwd()), str(file), *overrides)
         shown = cached_answer(question, lambda: _resolved(file, overrides), contents)
-    return CommandOutput(shown["document"], lambda: click.echo(shown["text"], nl=False))
+    return CommandOutput(shown["document"], lambda: click.echo(shown["text"] + _loop_note(file), nl=False))
+
+
+def _loop_note(file: Path) -> str:
+    """Comment on why clients of the run in the file's folder were not batched, if there is a run."""
+    if not (file.parent / "run.json").exists():
+        return ""
+    # Imported here, since it takes long.
+    from hedgerow.platform.tracking.run_folder import RunFolder
+
+    reason = RunFolder(file.parent).record().get("no_vmap")
+    return f"# clients are trained one after the other: {reason}\n" if reason else ""
 
 
 def _resolved(file: Path, overrides: Sequence[str]) -> dict[str, Any]:

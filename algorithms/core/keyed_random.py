@@ -1,13 +1,33 @@
-"""Randomness inside a client step: a counter-based hash of keys, the same in a loop, under vmap and in every run."""
+"""Randomness inside a client step: a counter-based hash of keys, the same in a loop, under vmap and in every run; and
+torch's generator, seeded for the model's own layers.
+"""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 STRIDE = 0x9E3779B9
+
+CPU = torch.device("cpu")
+
+_generator = RLock()
+"""Held while torch's generator, which all threads share, is seeded and drawn from."""
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
+    """Context in which torch's generator, also that of a GPU, starts from a seed. It then continues as before."""
+    is_gpu = device.type == "cuda"
+    with _generator, torch.random.fork_rng(devices=[device] if is_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if is_gpu:
+            torch.cuda.manual_seed(seed)
+        yield
 
 
 def subkey(key: Tensor, purpose: int) -> Tensor:
@@ -76,11 +96,3 @@ def scattered(x: Any) -> Any:
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
     return x ^ (x >> 16)
-
-
-def scattered_in_place(x: np.ndarray) -> None:
-    """Same as `scattered` for words in uint32, whose products wrap around."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x ^= x >> np.uint32(shift)
-        x *= np.uint32(factor)
-    x ^= x >> np.uint32(16)

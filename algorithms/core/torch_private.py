@@ -5,8 +5,7 @@ torch may rename or remove them in any release. Each function documents its fall
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
-from types import FunctionType
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -254,31 +253,6 @@ def gradients(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 _run_backward: Callable[..., Any] | None = getattr(torch.autograd.graph, "_engine_run_backward", None)
-
-
-GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-"""Names by which functions of torch.nn.functional ask whether they are overridden."""
-
-
-@cache
-def entered_function(function: FunctionType) -> Callable[..., Any] | None:
-    """Returns a function that runs the body of a function of torch.nn.functional without asking for an override of it.
-
-    An override by torch.overrides.TorchFunctionMode can then replace the functions that the body calls. Returns None
-    if the body does not ask itself, or asks by a name that is not in `GUARDS`: it is then called without overrides.
-    """
-    if not set(GUARDS) & set(function.__code__.co_names):
-        return None
-    unguarded = dict.fromkeys(GUARDS, lambda *_: False)
-    body = FunctionType(
-        function.__code__,
-        {**function.__globals__, **unguarded},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
 
 
 def _each(name: str, tensors: Sequence[Tensor], *others: Any, **options: Any) -> list[Tensor]:

@@ -1,11 +1,13 @@
 """Functions of torch while gradients of many clients are computed without torch.func, see `gradient.py`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hedgerow.algorithms.core.torch_private import (
@@ -20,6 +22,18 @@ from hedgerow.algorithms.core.torch_private import (
 
 class TransformNeededError(Exception):
     """Raised by a function whose gradient only torch.func is known to compute for many clients at once."""
+
+
+@contextmanager
+def batched_attention() -> Iterator[None]:
+    """Context in which torch computes attention by operations that have batching rules, and by no kernel."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 DIFFERENTIABLE = (
@@ -51,7 +65,9 @@ DIFFERENTIABLE = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "max_pool1d", "max_pool2d", "max_pool3d"),
     *("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d"),
     *("adaptive_max_pool2d", "group_norm", "rms_norm", "normalize", "local_response_norm", "cosine_similarity"),
-    *("pairwise_distance", "glu", "interpolate", "dropout"),
+    *("pairwise_distance", "glu", "interpolate"),
+    *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
+    *("scaled_dot_product_attention", "multi_head_attention_forward"),
     # Losses.
     *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy"),
     *("binary_cross_entropy_with_logits", "kl_div", "soft_margin_loss"),
@@ -70,7 +86,7 @@ CONSTANT = (
 )
 """Names of functions whose results have no gradient."""
 
-PROPERTIES = ("shape", "ndim", "dtype", "device", "layout", "is_sparse", "is_cuda", "itemsize", "T", "mT")
+PROPERTIES = ("shape", "ndim", "dtype", "device", "layout", "is_sparse", "is_nested", "is_cuda", "itemsize", "T", "mT")
 
 
 def named(*names: str) -> frozenset[Any]:

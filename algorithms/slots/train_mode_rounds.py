@@ -92,6 +92,7 @@ class TrainModeRounds(Middleware):
         self.buffers = server.get(BUFFERS, {})
 
     def before(self, exchange: Exchange) -> Exchange:
+        exchange = replace(exchange, keyed=True)
         if self.is_averaged:
             exchange = replace(exchange, broadcast={**exchange.broadcast, BUFFERS: self.buffers})
         return self._changed(exchange) if self.trains else exchange
@@ -110,8 +111,7 @@ class TrainModeRounds(Middleware):
         return {**w, **server.get(BUFFERS, {})}
 
     def _changed(self, exchange: Exchange) -> Exchange:
-        """Exchange of a round, with random numbers and the weights of buffers."""
-        exchange = replace(exchange, keyed=True)
+        """Exchange of a round, with the weights of buffers."""
         if not self.is_averaged or not self._trains(exchange.step.__name__):
             return exchange
         inputs = exchange.local_inputs_per_client
@@ -139,14 +139,14 @@ class TrainModeRounds(Middleware):
     def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         own, averaged = state.get(BUFFERS, {}), down.get(BUFFERS, {})
         trains = self._trains(name)
-        context = LayerContext(self.mode, trains, {**averaged, **own}, data.key)
+        context = LayerContext(self.mode, trains, {**averaged, **own})
         own_down = {key: entry for key, entry in down.items() if key not in (BUFFERS, SHARE)}
         if self.mode.changes_parameters:
             # The message and the state belong to all steps in this process.
             own_down, state = tree_map(Tensor.clone, own_down), tree_map(Tensor.clone, state)
         with context.entered():
             own_state = {key: entry for key, entry in state.items() if key != BUFFERS}
-            up, new_state, metrics = step(hp, own_down, own_state, context.observed(data))
+            up, new_state, metrics = step(hp, own_down, own_state, data)
         if own:
             new_state = {**new_state, BUFFERS: {name: context.buffers[name] for name in own}}
         if SHARE in down:

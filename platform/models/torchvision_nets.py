@@ -229,7 +229,6 @@ class ViT(nn.Module):
     """
 
     shows_inside = True
-    no_vmap = "torch's attention kernel has no batching rule: under vmap it falls back to a slow loop"
 
     def __init__(self, shape: tuple[int, ...], classes: int, patch: int, layers: int, heads: int, width: int):
         super().__init__()

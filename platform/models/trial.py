@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.keyed_random import seeded
 from hedgerow.algorithms.core.layer_context import (
     Attribute,
     BufferPolicy,
@@ -23,19 +23,19 @@ from hedgerow.algorithms.core.layer_context import (
     TrainMode,
     copied,
     in_train_mode,
+    without_statistics,
 )
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.core.torch_private import BATCH_NORMS, TRACKING_NORMS, call, plain_attributes
+from hedgerow.algorithms.optim.batched_functions import batched_attention
 from hedgerow.algorithms.optim.gradient import direct_gradients, gradient_and_value
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.models.vmap_check import fingerprint
 
 CLIENTS, SAMPLES, REAL = 2, 4, 2
-"""Clients, samples of each, and those of the second one that are not padding, in the trial under vmap."""
-
-DRAWS = "some of its layers draw from torch's generator by a function that has no keyed form"
+"""Clients, samples of each, and those that are not padding, in the trial under vmap."""
 
 
 def materialize(module: nn.Module, name: str, shape: tuple[int, ...], is_tokens: bool) -> None:
@@ -111,24 +111,30 @@ def find_train_mode(
     images = _images(module)
     # Copies: a call may change them in place.
     w = {key: p.detach().clone() for key, p in module.named_parameters()}
-    trial = TrainMode(module.train(), tuple(before))
-    context = LayerContext(trial, True, before, torch.zeros(2, dtype=torch.int64))
-    torch_state, others = torch.get_rng_state(), _other_generators()
-    expected.check(_called(partial(context.call, module, w), name, samples), name, samples)
-    if _other_generators() != others:
-        raise UserError(
-            f"task.model: {name} draws from NumPy or Python's random in its forward, so runs would not be "
-            "reproducible; draw from torch, whose random numbers are keyed here"
-        )
-    seeds_torch = not torch.equal(torch.get_rng_state(), torch_state)
-    changed = _tracked(module) | {key for key, value in context.buffers.items() if not _equal(value, before[key])}
+    has_norms = any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
+    context = LayerContext(TrainMode(module.train(), None, tuple(before)), True, before)
+
+    def check(samples: Tensor) -> None:
+        expected.check(_called(partial(context.call, module, w), name, samples), name, samples)
+
     with torch.random.fork_rng(devices=[]):
-        # The last mini-batch of a client may have one sample.
-        single = samples[:1]
-        expected.check(_called(partial(context.call, module, w), name, single), name, single)
+        torch_state, others = torch.get_rng_state(), _other_generators()
+        check(samples)
+        if _other_generators() != others:
+            raise UserError(
+                f"task.model: {name} draws from NumPy or Python's random in its forward, so runs would not be "
+                "reproducible; draw from torch, whose generator is seeded here"
+            )
+        is_random = not torch.equal(torch.get_rng_state(), torch_state)
+        changed = _tracked(module) | {key for key, value in context.buffers.items() if not _equal(value, before[key])}
+        # The last mini-batch of a client may have one sample. Batch norm has then no variance, unless of an image.
+        takes_one = not has_norms or _succeeds(partial(context.call, module, w), samples[:1])
+        if takes_one:
+            check(samples[:1])
         changes_parameters = _changes_parameters(context, module, samples)
         context.training, module = False, module.eval()
-        expected.check(_called(partial(context.call, module, w), name, samples), name, samples)
+        check(samples)
+        check(samples[:1])
     kept = tuple(
         Attribute(layer, key, (attributes[layer, key],) if (layer, key) in attributes else ())
         for layer, key in _differing(images, _images(module))
@@ -141,22 +147,30 @@ def find_train_mode(
                 f"task.model: {name} changes its attribute {str(attribute)!r} in a call, which would pass from one "
                 f"client to the next, and it cannot be copied ({one_line(error)}); do not change it in forward"
             ) from error
-    is_random = context.is_random or seeds_torch
-    if not (changed or is_random or context.uses_batches or kept or changes_parameters):
+    if not (changed or is_random or has_norms or kept or changes_parameters):
         for layer, was_training in modes:
             layer.training = was_training
         return None
     try:
-        copy = in_train_mode(module)
+        untracked = without_statistics(module)
+        copy = in_train_mode(untracked if untracked and policy == "ignore" else module)
     except Exception as error:
         raise UserError(f"task.model: {name} cannot be copied ({one_line(error)}), as its layers need") from error
     module.eval()
-    names = tuple(key for key in before if key in changed)
-    return TrainMode(copy, names, is_random, seeds_torch, policy, kept, changes_parameters)
+    names = tuple(key for key, _ in copy.named_buffers() if key in changed)
+    return TrainMode(copy, untracked, names, is_random, takes_one, policy, kept, changes_parameters)
 
 
 LARGE = 1e3
 """Value of parameters that a constraint on their size changes."""
+
+
+def _succeeds(call: Callable[[Tensor], Tensor], samples: Tensor) -> bool:
+    try:
+        call(samples)
+    except Exception:
+        return False
+    return True
 
 
 def _changes_parameters(context: LayerContext, module: nn.Module, samples: Tensor) -> bool:
@@ -223,82 +237,86 @@ def _differing(before: Mapping[Any, tuple[Any, Any]], after: Mapping[Any, tuple[
 def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, ...], is_tokens: bool) -> str | None:
     """Reason why a module cannot be trained for several clients at once, found in a trial; None if it can.
 
-    In the trial, two clients have their own samples, and one of them a padded mini-batch. They have their own
-    parameters and buffers, or share them, as in their first step and in evaluation. Their gradients and outputs must be
-    those of one client after the other, without padding.
+    In the trial, two clients have their own samples, and draw the same random numbers. They have their own parameters
+    and buffers, or share them, as in their first step and in evaluation. Their gradients and outputs must be those of
+    one client after the other, and must not depend on padding, unless the module is only batched without it.
     """
-    if mode is not None and mode.seeds_torch:
-        return DRAWS
     if mode is not None and mode.attributes:
         return f"a call changes its attribute {str(mode.attributes[0])!r}, with which each client begins anew"
     if mode is not None and mode.changes_parameters:
         return "a call changes its parameters in place"
-    if mode is not None and (own := sorted(set(mode.buffers) - _tracked(module))):
-        return f"padding of mini-batches would enter {own[0]!r}, which the model itself updates"
     shared = {name: p.detach() for name, p in trainable(module).items()}
     initial = {} if mode is None else mode.initial(module)
     # Slightly different ones, since a client may be given those of another.
     w = {name: torch.stack([p, 1.01 * p]) for name, p in shared.items()}
     buffers = {name: torch.stack([buffer] * CLIENTS) for name, buffer in initial.items()}
     x = _samples(CLIENTS * SAMPLES, shape, is_tokens).unflatten(0, (CLIENTS, SAMPLES))
-    x[1, REAL:] = x[1, 0]
-    mask = torch.ones(CLIENTS, SAMPLES)
-    mask[1, REAL:] = 0
-    keys = torch.arange(2 * CLIENTS).view(CLIENTS, 2)
+    real = REAL if mode is None or mode.takes_padding else SAMPLES
+    mask = (torch.arange(SAMPLES) < real).float()
+    padded = torch.cat([x[:, :real], x[:, :1].expand_as(x)[:, real:]], 1)
 
-    def outputs(w: Any, buffers: Any, x: Tensor, key: Any = None, mask: Any = None, training: bool = False) -> Tensor:
-        if mode is None:
-            return call(module, w, x)
-        context = LayerContext(mode, training, buffers, key)
-        context.note("train", 0, Batch(x, x, mask, 1.0 if mask is None else mask.any().float()))
-        return context.call(module, w, x)
+    def outputs(w: Any, buffers: Any, x: Tensor, training: bool = False) -> Tensor:
+        return call(module, w, x) if mode is None else LayerContext(mode, training, buffers).call(module, w, x)
 
-    def slopes(w: Any, buffers: Any, x: Tensor, key: Tensor, mask: Any = None, is_direct: bool = False) -> Any:
+    def slopes(w: Any, buffers: Any, x: Tensor, is_direct: bool = False) -> Any:
         def loss(w: dict[str, Tensor]) -> Tensor:
-            values = outputs(w, buffers, x, key, mask, training=True).reshape(len(x), -1).logsumexp(-1)
-            return values.mean() if mask is None else (values * mask).sum() / mask.sum()
+            values = outputs(w, buffers, x, training=True).reshape(len(x), -1).logsumexp(-1)
+            return (values * mask).sum() / mask.sum()
 
         with direct_gradients() if is_direct else nullcontext():
             return gradient_and_value(loss)(w)[0]
 
-    def both(function: Callable[..., Any]) -> tuple[Any, Any]:
-        own = torch.func.vmap(function, randomness="error")(w, buffers, x, keys, mask)
-        shares = torch.func.vmap(function, (None, None, 0, 0, 0), randomness="error")
-        return own, shares(shared, initial, x, keys, mask)
+    def both(function: Callable[..., Any], x: Tensor, randomness: str = "same") -> list[Any]:
+        """Results of the clients with their own parameters, and with those that they share."""
+        results = []
+        for *own, dims in ((w, buffers, 0), (shared, initial, (None, None, 0))):
+            with seeded(0), batched_attention():
+                results.append(torch.func.vmap(function, dims, randomness=randomness)(*own, x))
+        return results
+
+    def trained(function: Callable[..., Any]) -> tuple[Any, Any]:
+        both(function, x, "different")
+        return both(function, x), both(function, padded)
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # As in a client step.
             try:
-                found = both(partial(slopes, is_direct=True))
+                found, other = trained(partial(slopes, is_direct=True))
             except Exception:
-                found = both(slopes)
-            evaluated = both(outputs)
+                found, other = trained(slopes)
+            evaluated, scored = both(outputs, x), both(outputs, padded)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         return f"it fails for several clients at once under torch.func.vmap: {reason.rstrip('.')}"
-    for client, real in enumerate(mask.bool()):
+    for client in range(CLIENTS):
         mine, kept = ({name: value[client] for name, value in tree.items()} for tree in (w, buffers))
-        for i, (values, state) in enumerate(((mine, kept), (shared, initial))):
-            expected = slopes(values, state, x[client][real], keys[client])
-            size = max(float(slope.abs().max()) for slope in expected.values() if slope.numel())
-            with torch.no_grad():
-                scores = outputs(values, state, x[client][real])
-            others = [
-                f"the gradient of {name!r}"
-                for name, slope in expected.items()
-                if not _close(found[i][name][client], slope, size)
-            ]
-            if not _close(evaluated[i][client][real], scores, float(scores.nan_to_num().abs().max())):
-                others.append("the output")
-            if others:
-                return f"with padded mini-batches, {others[0]} for several clients at once is another one"
+        for i, own in enumerate(((mine, kept), (shared, initial))):
+            with seeded(0):
+                alone = slopes(*own, x[client])
+            with seeded(0), torch.no_grad():
+                alone |= {"": outputs(*own, x[client])[:real]}
+            batched, others = (
+                {name: slope[client] for name, slope in gradients[i].items()} | {"": scores[i][client][:real]}
+                for gradients, scores in ((found, evaluated), (other, scored))
+            )
+            for where, one, another in (("with padded mini-batches, ", batched, others), ("", alone, batched)):
+                if (name := _first_difference(one, another)) is not None:
+                    what = f"the gradient of {name!r}" if name else "the output"
+                    return f"{where}{what} for several clients at once is another one"
     return None
 
 
-def _close(found: Tensor, expected: Tensor, size: float) -> bool:
-    return torch.allclose(found, expected, rtol=0, atol=TOLERANCE * size, equal_nan=True)
+def _first_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str | None:
+    """Name of the first gradient, or "" of the output, that differs by more than rounding."""
+    slopes = [slope for name, slope in expected.items() if name and slope.numel()]
+    size = max(float(slope.nan_to_num().abs().max()) for slope in slopes)
+    for name, one in expected.items():
+        most = TOLERANCE * (size if name else float(one.nan_to_num().abs().max()))
+        if not torch.allclose(found[name], one, rtol=0, atol=most, equal_nan=True):
+            return name
+    return None
 
 
 TOLERANCE = 1e-3

@@ -34,8 +34,11 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
 
 
 def loop_note(experiment: Experiment, dataset: Dataset) -> dict[str, str]:
-    """Entry `no_vmap` of run.json: why clients run one after the other; {} if their model can be batched."""
-    reason: str | None = build_module(experiment, dataset).no_vmap  # type: ignore[assignment]
+    """Entry `no_vmap` of run.json: which clients run one after the other, and why; {} if all can be batched."""
+    module: Any = build_module(experiment, dataset)
+    reason, mode = module.no_vmap, module.train_mode
+    if not reason and mode is not None and not mode.takes_padding:
+        reason = "with padded mini-batches, padding would enter the statistics of the model"
     return {"no_vmap": reason} if reason else {}
 
 

@@ -1,7 +1,7 @@
 """`run_clients`: runs a client step for many clients, in a loop or batched with vmap, with the same results."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, Split
+from hedgerow.algorithms.core.keyed_random import seeded
 from hedgerow.algorithms.core.messages import ClientStep
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.algorithms.core.torch_private import allow_recompilations
+from hedgerow.algorithms.optim.batched_functions import batched_attention
 from hedgerow.algorithms.optim.gradient import direct_gradients
 from hedgerow.platform.common.memory import is_out_of_memory
 from hedgerow.platform.data.partition import Slices
@@ -48,6 +50,8 @@ class Samples:
     """For a pool: the clients' samples, which `BatchSpec.pooled_from` refers to; None: these are the clients'."""
     narrow: bool = False
     """See ClientData."""
+    takes_padding: bool = True
+    """Whether the model may be called with padded mini-batches, see `TrainMode`."""
 
     def streams(
         self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray, padded: bool = True
@@ -195,9 +199,8 @@ def run_clients(
     clients in the shard to leaves (E, clients, ...).
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
-    if plan.mode == "loop":
-        run = _run_one(step, hypers, broadcasts, samples)
-    else:
+    run = one = _run_one(step, hypers, broadcasts, samples)
+    if plan.mode == "vmap":
         run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
     alone = samples.each(shard.batches, key, shard.clients, shard.keyed) if plan.mode == "loop" else None
     for start in range(0, n, plan.chunk):
@@ -205,7 +208,10 @@ def run_clients(
         clients = shard.clients[rows]
         extra = tree_map(lambda leaf, rows=rows: leaf[:, torch.from_numpy(rows).to(leaf.device)], per_client)
         streams, keys = next(alone) if alone else samples.drawn(shard.batches, key, clients, shard.keyed)
-        answers = run(extra, states(rows), streams, keys)
+        if alone or samples.takes_padding or all(mask.all() for _, mask in streams.values()):
+            answers = run(extra, states(rows), streams, keys)
+        else:
+            answers = _in_turn(one, extra, states(rows), samples.each(shard.batches, key, clients, shard.keyed))
         size = min(plan.chunk, n - start)
         if size < plan.chunk:
             answers = tuple(tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
@@ -214,6 +220,15 @@ def run_clients(
 
 Run = Callable[[Tree, Tree, Any, Tree], Any]
 """Maps (per-client messages, states, streams, keys of views) of a chunk to its answers."""
+
+
+def _in_turn(run: Run, extra: Tree, state: Tree, each: Iterator[Any]) -> Any:
+    """Answers of the clients of a chunk, one after the other."""
+    answers = []
+    for i, drawn in enumerate(each):
+        message, mine = (tree_map(lambda leaf, i=i: leaf[:, i : i + 1], tree) for tree in (extra, state))
+        answers.append(run(message, mine, *drawn))
+    return tuple(tree_map(lambda *parts: torch.cat(parts, 1), *trees) for trees in zip(*answers, strict=True))
 
 
 def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples) -> Run:
@@ -226,7 +241,8 @@ def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sample
         answers = []
         for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True)):
             message, mine = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
-            answers.append(step(hp, {**down, **message}, mine, data))
+            with _seeded(own):
+                answers.append(step(hp, {**down, **message}, mine, data))
         if len(answers) == 1:
             return tuple(tree_map(lambda leaf: leaf[None, None], tree) for tree in answers[0])
         return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
@@ -244,19 +260,32 @@ def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sa
 
     def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
         arguments = step, values, samples, len(hypers), downs, floats, extra, state, streams, keys
+
+        def vmapped(direct: bool) -> Answers:
+            with _seeded(keys[""][0] if "" in keys else None), batched_attention():
+                return _vmapped(*arguments, direct=direct)
+
         if compiled:
             return _compiled()(*arguments)
         if step.__name__ not in _needs_transforms.get(owner, ()):
             try:
-                return _vmapped(*arguments, direct=True)
+                return vmapped(direct=True)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
             # Steps have no side effects, so that this one can run again. Errors of its own are then raised again.
             _needs_transforms.setdefault(owner, set()).add(step.__name__)
-        return _vmapped(*arguments)
+        return vmapped(direct=False)
 
     return run
+
+
+def _seeded(key: Tensor | None) -> AbstractContextManager[None]:
+    """Context in which a model's layers draw random numbers that follow from a client's key; None: they draw none."""
+    if key is None:
+        return nullcontext()
+    first, second = key.tolist()
+    return seeded(first << 32 | second, key.device)
 
 
 _needs_transforms: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -275,7 +304,7 @@ def _vmapped(
     streams: Any,
     keys: Tree,
     direct: bool = False,
-) -> tuple[Tree, Tree, dict[str, Tensor]]:
+) -> Answers:
     """Run a client step for a chunk of clients, for every variant.
 
     Clients of a variant share its message, and variants share the samples of their clients: the products of evaluation
@@ -292,12 +321,13 @@ def _vmapped(
             with direct_gradients() if direct else nullcontext():
                 return step(hp, {**down, **extra}, state, data)
 
-        return torch.func.vmap(one, randomness="error")(extra, state, streams, keys)
+        randomness = "different" if "" in keys else "error"
+        return torch.func.vmap(one, randomness=randomness)(extra, state, streams, keys)
 
     # The variant numbers are included because vmap needs at least one tensor, and all the trees may be empty.
     batched = (torch.arange(variants), downs, floats, extra, state)
     if variants > 1:
-        return torch.func.vmap(clients, randomness="error")(*batched)
+        return torch.func.vmap(clients, randomness="same" if "" in keys else "error")(*batched)
     # One level of vmap is enough.
     only = (tree_map(lambda leaf: leaf[0], tree) for tree in batched)
     return tuple(tree_map(lambda leaf: leaf[None], tree) for tree in clients(*only))  # type: ignore[return-value]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hedgerow.algorithms.core.layer_context import SEEDING
+from hedgerow.algorithms.core.keyed_random import seeded
 from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.core.task import Task, trainable
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
@@ -435,8 +435,7 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 
 
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
-    with SEEDING, torch.random.fork_rng(devices=[]), fits("task.model"):
-        torch.manual_seed(seed)
+    with seeded(seed), fits("task.model"):
         if isinstance(config, Model) and dataset.is_tokens:
             config = config.for_tokens(lambda: dataset.vocabulary)
         return build_model(

@@ -82,7 +82,10 @@ def samples_of_places(
     pool = partition.pool()
     models = [task.module, *([task.teacher] if task.teacher is not None else [])]
     narrow = is_narrow(parameter for model in models for parameter in model.parameters())
-    clients = Samples(train_x, train_y, prepare, partition.places, partition.shares(), task.augment, narrow=narrow)
+    takes_padding = task.train_mode is None or task.train_mode.takes_padding
+    clients = Samples(
+        train_x, train_y, prepare, partition.places, partition.shares(), task.augment, None, narrow, takes_padding
+    )
     test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SPLITS, shards), narrow=narrow)
     places: dict[Place, Samples] = {
         "clients": clients,

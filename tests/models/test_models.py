@@ -179,7 +179,7 @@ def test_logits_and_reproducible_parameters(name, options, shape, classes):
 
 def test_every_built_in_model_is_tried_here():
     # The quadratic's variables are no classifier; test_fedbio.py runs them. MobileNetV2's norms of few values
-    # magnify what is rounded, and attention cannot be batched; test_disk_models.py tries both.
+    # magnify what is rounded, and attention needs another kernel; test_disk_models.py tries both.
     elsewhere = ("quadratic", "mobilenet_v2", "vit", "transformer_lm", "transformer_classifier")
     assert [row[0] for row in SMALL] == [name for name in MODELS if name not in elsewhere]
 

@@ -1,4 +1,4 @@
-"""Batch norm, dropout, attention and stochastic depth: unmodified torch modules, with keyed numbers and buffers."""
+"""Batch norm, dropout and attention: torch modules as torch runs them, with seeded random numbers and buffers."""
 
 from functools import partial
 
@@ -6,18 +6,19 @@ import mode_models
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from helpers import NoStates
 from mode_models import Normed
 from ray_runs import at_once, same
 from torch.nn import functional as F  # noqa: N812
 
 import hedgerow
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec
-from hedgerow.algorithms.core.keyed_layers import KeyedFunctions
+from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE
 from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.data.sampling import draw_batches
+from hedgerow.platform.data.sampling import client_keys, draw_batches
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.trial import vmap_objection
 from hedgerow.platform.models.vmap_check import vmap_reason
@@ -80,7 +81,8 @@ def close(a, b, tolerance=1e-5):
 
 
 def reference_round(wanted, module, make=Normed, number=1):
-    """A round of FedAvg with plain torch: models and buffers of all clients, and their numbers of samples.
+    """A round of FedAvg with plain torch: models and buffers of all clients, and their numbers of samples. Each client
+    seeds torch's generator by its key.
 
     make: returns a new model, with which each client begins.
     """
@@ -93,7 +95,9 @@ def reference_round(wanted, module, make=Normed, number=1):
         net.load_state_dict(module.state_dict())
         net.train()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        spec, key = BatchSpec(8, epochs=2, views=1), (wanted.seed, number, 0, "train")
+        first, second = client_keys((wanted.seed, number, 0), np.array([client]))[0].tolist()
+        torch.manual_seed(first << 32 | second)
+        spec, key = wanted.algorithm.batches["train"], (wanted.seed, number, 0, "train")
         positions, mask = draw_batches(spec, key, np.array([client]), sizes[[client]])
         for rows, real in zip(positions[0], mask[0], strict=True):
             rows = partition.places[rows[real] + shares.offsets[client]]
@@ -129,16 +133,13 @@ def test_a_round_of_fedavg_with_batch_norm_is_that_of_plain_torch(mode, weightin
     assert int(server["buffers"]["2.num_batches_tracked"]) == round(batches)
 
 
-@pytest.mark.parametrize(
-    ("model", "buffers"),
-    [
-        *(("NormedImages", buffers) for buffers in ("average", "local", "ignore")),
-        ("Normed", "average"),
-        ("Attentive", "average"),
-    ],
-)
-def test_loop_and_vmap_agree(model, buffers):
-    wanted = {mode: experiment(model, mode=mode, buffers=buffers) for mode in ("loop", "vmap")}
+@pytest.mark.parametrize("size", [7, 8], ids=["full", "padded"])
+@pytest.mark.parametrize("buffers", ["average", "local", "ignore"])
+@pytest.mark.parametrize("model", ["Normed", "NormedImages"])
+def test_batch_norm_is_the_same_in_loop_and_vmap(model, buffers, size):
+    """21 samples in full mini-batches of 7 are batched; a chunk with padded ones runs in turn."""
+    args, hyper = {"p": 0.0} if model == "NormedImages" else {}, {"batch_size": size}
+    wanted = {mode: experiment(model, mode=mode, buffers=buffers, args=args, hyper=hyper) for mode in ("loop", "vmap")}
     runs = {mode: done(one) for mode, one in wanted.items()}
     assert runs["loop"].plans()["train/clients"]["mode"] == "loop"
     assert runs["vmap"].plans()["train/clients"]["mode"] == "vmap"
@@ -216,43 +217,56 @@ def test_local_statistics_are_those_of_the_clients_own_samples():
 
 
 def test_without_statistics_batches_are_normalised_by_their_own_in_evaluation():
-    wanted = experiment("Normed", buffers="ignore")
+    wanted = experiment("NormedImages", buffers="ignore")
     coordinator = done(wanted)
     assert coordinator.servers[0].state.keys() == {"w"}
     # The same as a layer that tracks none, in torch's own words.
-    untracked = done(experiment("Normed", args={"track_running_stats": False}))
+    untracked = done(experiment("NormedImages", args={"track_running_stats": False}))
     close(coordinator.servers[0].state["w"], untracked.servers[0].state["w"], 0)
     records = [one.servers[0].history[-1] for one in (coordinator, untracked)]
     assert records[0]["test_loss"] == records[1]["test_loss"]
 
 
-def test_a_mini_batch_of_one_sample_leaves_statistics_alone():
-    states = [
-        state_of(experiment("Normed", mode=mode, hyper={"batch_size": 1, "epochs": 1}), 1) for mode in ("loop", "vmap")
-    ]
-    close(*states)
-    assert torch.equal(states[0]["buffers/2.running_mean"], torch.zeros(8))
-    assert all(value.isfinite().all() for value in states[0].values())
+class Evaluated(Normed):
+    """In evaluation mode, also in training."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_a_mini_batch_of_one_sample_is_normalised_by_the_running_statistics(mode):
+    """A single value per channel has no variance, and torch refuses to train on it."""
+    wanted = experiment("Normed", mode=mode, hyper={"batch_size": 1, "epochs": 1})
+    state = state_of(wanted, 1)
+    assert torch.equal(state["buffers/2.running_mean"], torch.zeros(8))
+    for name, value in of_plain_torch(wanted, Evaluated).items():
+        torch.testing.assert_close(state[f"w/{name}"], value, rtol=1e-5, atol=1e-5)
 
 
 # ---- random numbers --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["Dropped", "Rectified", "Recurrent"])
-def test_random_layers_have_the_same_bits_in_every_run_and_leave_torchs_generator_alone(model):
+@pytest.mark.parametrize("model", ["Dropped", "NormedImages", "Attentive", "Rectified", "Recurrent"])
+def test_a_round_in_a_loop_is_that_of_plain_torch_with_the_same_seeds(model):
+    wanted = experiment(model)
+    found = state_of(wanted, 1)
+    for name, value in of_plain_torch(wanted, getattr(mode_models, model)).items():
+        torch.testing.assert_close(found[f"w/{name}"], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+@pytest.mark.parametrize("model", ["Dropped", "Encoding", "Rectified"])
+def test_random_layers_have_the_same_bits_in_every_run_and_leave_torchs_generator_alone(model, mode):
     torch.manual_seed(11)
-    first = state_of(experiment(model))
+    first = state_of(experiment(model, mode=mode))
     torch.rand(5)
     before = torch.get_rng_state()
-    again = state_of(experiment(model, resources={"executor": "inline", "threads": 1}))
+    again = state_of(experiment(model, mode=mode, resources={"executor": "inline", "threads": 1}))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    other = state_of(experiment(model, seed=4))
+    other = state_of(experiment(model, mode=mode, seed=4))
     assert not all(torch.equal(first[name], other[name]) for name in first)
-
-
-def test_dropout_is_the_same_in_loop_and_vmap():
-    close(*(state_of(experiment("Dropped", mode=mode)) for mode in ("loop", "vmap")))
 
 
 def test_zero_probability_is_no_randomness_and_makes_no_wrapper():
@@ -263,58 +277,24 @@ def test_zero_probability_is_no_randomness_and_makes_no_wrapper():
     assert not algorithm.middleware
 
 
-def test_masks_differ_between_clients_rounds_steps_and_calls(monkeypatch):
-    """Every call draws other numbers: their first bits are all different."""
-    seen = []
-    original = KeyedFunctions._words
-
-    def words(self, shape, device):
-        drawn = original(self, shape, device)
-        seen.append(tuple(drawn.flatten()[:4].tolist()))
-        return drawn
-
-    coordinator = coordinator_of(experiment("Dropped", clients=3))
-    monkeypatch.setattr(KeyedFunctions, "_words", words)
-    coordinator.next_round()
-    coordinator.next_round()
-    # 3 clients, 2 rounds, 2 epochs of 3 mini-batches, 2 layers; evaluations draw none.
-    assert len(seen) == len(set(seen)) == 3 * 2 * 6 * 2
-
-
-def test_dropout_keeps_the_right_share_and_mean():
-    x = torch.ones(200, 500)
-    with KeyedFunctions((5, 7), None, False, False):
-        y, whole, noise = F.dropout(x, 0.3), F.dropout2d(x.view(200, 50, 2, 5), 0.3), torch.randn(100_000)
-        alpha = F.alpha_dropout(torch.randn(200, 500), 0.3, training=True)
-    assert float((y == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
-    assert set(y.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.7))}
-    assert (whole.flatten(2).amin(-1) == whole.flatten(2).amax(-1)).all()
-    assert float(noise.mean()) == pytest.approx(0, abs=0.02)
-    assert float(noise.std()) == pytest.approx(1, abs=0.02)
-    assert float(alpha.mean()) == pytest.approx(0, abs=0.02)
-    assert float(alpha.std()) == pytest.approx(1, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"is_causal": True},
-        {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu()},
-        {"attn_mask": torch.linspace(-1, 1, 25).view(5, 5), "scale": 0.3},
-        {"enable_gqa": True},
-    ],
-)
-def test_attention_is_torchs(options):
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, 4, 5, 3, generator=generator) for _ in range(3))
-    if "enable_gqa" in options:
-        key, value = key[:, :2], value[:, :2]
-    expected = F.scaled_dot_product_attention(query, key, value, **options)
-    with KeyedFunctions((1, 2), None, False, False):
-        # The probability is below the resolution of the random numbers.
-        drawn = F.scaled_dot_product_attention(query, key, value, dropout_p=1e-12, **options)
-    torch.testing.assert_close(drawn, expected)
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_masks_of_dropout_have_their_share_and_differ_between_clients_rounds_and_steps(mode):
+    """The gradient of a sum of weights is the mask that dropout has multiplied them by."""
+    hyper, clients = {"lr": 1.0, "batch_size": None, "steps": 2, "epochs": None}, 40
+    wanted = experiment("Masked", "fedavg", mode, clients=clients, hyper=hyper, objective={"kind": "mode_models.Total"})
+    coordinator = coordinator_of(wanted)
+    drops = []
+    for _ in range(2):
+        coordinator.next_round()
+        drops.append(coordinator.servers[0].state["w"]["weight"])
+    assert coordinator.plans()["train/clients"]["mode"] == mode
+    # The mean over 40 clients of the sum of two masks, each 1 / 0.7 with probability 0.7.
+    first, second = -drops[0], drops[0] - drops[1]
+    spread = (0.3 / 0.7 * 2 / clients) ** 0.5
+    for mean in (first, second):
+        assert float(mean.mean()) == pytest.approx(2, abs=0.05)
+        assert float(mean.std()) == pytest.approx(spread, rel=0.1)
+    assert float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) == pytest.approx(0, abs=0.1)
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
@@ -397,7 +377,9 @@ def of_plain_torch(wanted, make, rounds=1):
     module = build_module(wanted, build_data(wanted, None)[0])
     for number in range(1, rounds + 1):
         states, _ = reference_round(wanted, module, make, number)
-        module.load_state_dict({name: torch.stack([one[name] for one in states]).mean(0) for name in states[0]})
+        module.load_state_dict(
+            {name: torch.stack([one[name] for one in states]).double().mean(0) for name in states[0]}
+        )
     return dict(module.named_parameters())
 
 
@@ -474,9 +456,9 @@ def test_a_padding_row_of_an_embedding_stays_as_it_is(mode):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("Averaging", "padding of mini-batches would enter 'mean', which the model itself updates"),
+        ("Attentive", "fails for several clients at once under torch.func.vmap: vmap: Cannot ask for different"),
         ("Branching", "fails for several clients at once under torch.func.vmap: vmap: It looks like"),
-        ("Rectified", "draw from torch's generator"),
+        ("Rectified", "under torch.func.vmap: vmap: we do not yet support aten::rrelu"),
         ("Recurrent", "recurrent kernels have no batching rule"),
         ("Remembering", "a call changes its attribute 'state', with which each client begins anew"),
         ("Counting", "a call changes its attribute 'calls'"),
@@ -493,6 +475,16 @@ def test_what_cannot_be_batched_runs_in_a_loop_and_says_why(model, said, tmp_pat
     reason = finished.folder.record()["no_vmap"]
     assert said in reason
     assert "\n" not in reason
+    shown = CliRunner().invoke(main, ["show", str(finished.folder.experiment)], catch_exceptions=False).stdout
+    assert shown.endswith(f"# clients are trained one after the other: {reason}\n")
+
+
+def test_a_model_with_batch_norm_says_that_padded_mini_batches_are_not_batched(tmp_path):
+    finished = run(experiment("Normed", output=str(tmp_path)))
+    assert (
+        finished.folder.record()["no_vmap"]
+        == "with padded mini-batches, padding would enter the statistics of the model"
+    )
 
 
 @pytest.mark.parametrize(

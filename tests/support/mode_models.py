@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.aggregators.aggregator import Aggregator
 from hedgerow.algorithms.core.pytree import tree_map
+from hedgerow.algorithms.objectives.objective import Objective
 
 
 class Median(Aggregator):
@@ -43,10 +44,10 @@ class NormedTwice(nn.Sequential):
 class NormedImages(nn.Sequential):
     """Batch norm of feature maps."""
 
-    def __init__(self, width: int = 4):
-        norm, pool = nn.BatchNorm2d(width), nn.AdaptiveAvgPool2d(2)
+    def __init__(self, width: int = 4, p: float = 0.2, **options):
+        norm, pool = nn.BatchNorm2d(width, **options), nn.AdaptiveAvgPool2d(2)
         super().__init__(
-            nn.Conv2d(1, width, 3), norm, nn.ReLU(), nn.Dropout2d(0.2), pool, nn.Flatten(), nn.Linear(4 * width, 10)
+            nn.Conv2d(1, width, 3), norm, nn.ReLU(), nn.Dropout2d(p), pool, nn.Flatten(), nn.Linear(4 * width, 10)
         )
 
 
@@ -61,6 +62,35 @@ class Dropped(nn.Module):
     def forward(self, x):
         hidden = F.relu(self.drop(self.first(x.flatten(1))))
         return self.second(F.dropout(hidden, self.p, self.training))
+
+
+class Masked(nn.Module):
+    """Sums of weights. Training drops each one with probability 0.3."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(10, 200))
+
+    def forward(self, x):
+        return F.dropout(self.weight, 0.3, self.training).sum(1).expand(len(x), 10)
+
+
+class Total(Objective):
+    """The sum of the logits of a sample."""
+
+    def begin(self, task, hp, down, state, data):
+        return lambda w, batch: task.logits(w, batch.x)[0].sum(), None
+
+
+class Encoding(nn.Module):
+    """A transformer layer over the rows of an image."""
+
+    def __init__(self, p: float = 0.2):
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(8, 2, 16, p, batch_first=True), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.layer(x[:, 0]).mean(1))
 
 
 class Attentive(nn.Module):

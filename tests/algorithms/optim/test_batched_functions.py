@@ -13,6 +13,7 @@ from hedgerow.algorithms.optim.batched_functions import (
     DIFFERENTIABLE,
     FIRST_ORDER,
     TransformNeededError,
+    batched_attention,
     named,
 )
 from hedgerow.algorithms.optim.gradient import direct_gradients, gradient_and_value
@@ -71,6 +72,9 @@ def each(names: str, calls: list[Call]) -> dict[str, list[Call]]:
 M, IMAGE = g(3, 4), g(2, 4, 6, 6)
 ONE, TWO = [a(M)], [a(M, M), a(M, g(4)), a(M, 2.0)]
 TWO_TENSORS = [a(M, M), a(M, g(4))]
+HEADS = g(2, 4, 5, 3)
+TOKENS = g(5, 2, 4)
+ATTENTION = (TOKENS, TOKENS, TOKENS, 4, 2, g(12, 4), g(12), None, None, False)
 REDUCTION = [a(M), a(M, 1), a(M, 0, keepdim=True), a(M, dim=-1)]
 ALONG = [a(M, 1), a(M, dim=0)]
 CLASSES = [a(g(5, 4), I((5,), 4)), a(g(5, 4), I((5,), 4), reduction="none"), a(g(5, 4), I((5,), 4), ignore_index=1)]
@@ -210,7 +214,17 @@ CALLS: dict[str, list[Call]] = {
     "pairwise_distance": [a(M, M)],
     "glu": [a(M), a(g(4, 3), 0)],
     "interpolate": [a(IMAGE, scale_factor=2), a(IMAGE, size=(9, 9), mode="bilinear")],
-    "dropout": [a(M, 0.5, False)],
+    **{f"dropout{n}": [a(x, 0.5, False), a(x, 0.5)] for n, x in {"": M, "1d": g(2, 4, 6), "2d": IMAGE}.items()},
+    "dropout3d": [a(g(2, 3, 2, 2, 2), 0.5)],
+    **each("alpha_dropout feature_alpha_dropout", [a(M, 0.5, True)]),
+    "scaled_dot_product_attention": [
+        *(a(HEADS, HEADS, HEADS), a(HEADS, HEADS, HEADS, None, 0.3, True), a(HEADS, HEADS, HEADS, scale=0.3)),
+        *(a(HEADS, HEADS, HEADS, torch.ones(5, 5).bool().tril()), a(HEADS, HEADS, HEADS, g(5, 5))),
+        a(HEADS, g(2, 2, 5, 3), g(2, 2, 5, 3), enable_gqa=True),
+    ],
+    "multi_head_attention_forward": [
+        *(a(*ATTENTION, 0.0, g(4, 4), g(4), need_weights=False), a(*ATTENTION, 0.3, g(4, 4), g(4))),
+    ],
     "cross_entropy": [
         *CLASSES,
         a(g(5, 4), I((5,), 4), label_smoothing=0.1),
@@ -332,14 +346,21 @@ def directly(loss: Callable) -> Callable:
 
 
 def compare(loss: Callable, reference: Callable, w, inputs) -> bool:
-    """Compare gradients of all clients with those of each one. Returns whether PyTorch computes one for one client."""
-    try:
-        expected = [
-            plain(reference)(*({k: v[i] for k, v in some.items()} for some in (w, inputs))) for i in range(CLIENTS)
-        ]
-    except (TypeError, RuntimeError, AttributeError, ValueError):
-        return False
-    slopes, values = torch.func.vmap(directly(loss))(w, inputs)
+    """Compare gradients of all clients with those of each one, with the same random numbers for each. Returns whether
+    PyTorch computes one for one client.
+    """
+
+    def alone(i: int):
+        torch.manual_seed(0)
+        return plain(reference)(*({k: v[i] for k, v in some.items()} for some in (w, inputs)))
+
+    with batched_attention():
+        try:
+            expected = [alone(i) for i in range(CLIENTS)]
+        except (TypeError, RuntimeError, AttributeError, ValueError):
+            return False
+        torch.manual_seed(0)
+        slopes, values = torch.func.vmap(directly(loss), randomness="same")(w, inputs)
     for i, (slope, value) in enumerate(expected):
         torch.testing.assert_close(values[i], value.detach(), equal_nan=True)
         for name in w:

@@ -196,7 +196,7 @@ NEED_TRANSFORMS = {
     "backward of the user's own": lambda x, w: StraightThrough.apply(x @ w),
     "hook": register_hook,
     "question for the graph": lambda x, w: x @ w if w.requires_grad else x,
-    "attention": lambda x, w: functional.scaled_dot_product_attention(x @ w, x @ w, x @ w),
+    "sinc": lambda x, w: (x @ w).sinc(),
     "operator by name": lambda x, w: torch.ops.aten.sin(x @ w),
     "loss of several numbers": lambda x, w: (x @ w)[:, :2],
 }
