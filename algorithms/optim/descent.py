@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms.core.hyperparameters import enabled
-from hedgerow.algorithms.optim.in_place import add_, apart, is_plain, lerp_, mul_, norms
+from hedgerow.algorithms.optim.in_place import accumulate_, add_, apart, is_plain, lerp_, mul_, norms, pull_
 
 Tensors = list[Tensor]
 Transformation = Callable[[Tensors, Tensors], Tensors]
@@ -48,7 +48,7 @@ class Momentum:
 
     def __call__(self, direction: Tensors, w: Tensors) -> Tensors:
         if self.momenta:
-            self.momenta = add_(mul_(self.momenta, self.beta), direction)
+            self.momenta = accumulate_(self.momenta, self.beta, direction)
         else:
             self.momenta = [d.clone() for d in direction]
         return self.momenta
@@ -66,14 +66,13 @@ def descent(
     proximal: (weight, centre). update: how a direction changes the parameters; None: they move along it, by the rate.
     """
     optimizer, has_momentum = getattr(hp, "optimizer", "sgd"), enabled(hp.momentum)
-    decay = [own(hp.weight_decay)] if enabled(hp.weight_decay) else []
+    decay = [lambda direction, w: add_(direction, w, hp.weight_decay)] if enabled(hp.weight_decay) else []
     # Without clipping and momentum, the proximal term may be applied directly to the parameters.
     is_direct = hp.clip_norm is None and not has_momentum and optimizer == "sgd"
     weight, centre = proximal or (0.0, None)
     chain: list[Transformation] = [
-        *([] if linear is None else [plus(linear)]),
-        # Two additions: the difference would allocate memory in every step.
-        *([] if centre is None or is_direct else [own(weight), plus(centre, -weight)]),
+        *([] if linear is None else [lambda direction, _: add_(direction, linear)]),
+        *([] if centre is None or is_direct else [lambda direction, w: pull_(direction, w, centre, weight)]),
         *([] if hp.clip_norm is None else [clip(hp.clip_norm)]),
         *([] if optimizer == "adamw" else decay),
         *([momentum] if has_momentum else []),
@@ -92,14 +91,6 @@ def descent(
         return add_(w, direction, -rate)
 
     return step
-
-
-def plus(terms: Tensors, scale: Any = 1.0) -> Transformation:
-    return lambda direction, w: add_(direction, terms, scale)
-
-
-def own(scale: Any) -> Transformation:
-    return lambda direction, w: add_(direction, w, scale)
 
 
 def clip(clip_norm: Any) -> Transformation:

@@ -35,6 +35,19 @@ def add_(a: list[Tensor], b: Sequence[Tensor], scale: Any = 1.0) -> list[Tensor]
     return [_changed("add", x, y, alpha=scale) for x, y in zip(a, b, strict=True)]
 
 
+def pull_(a: list[Tensor], b: Sequence[Tensor], c: Sequence[Tensor], scale: Any) -> list[Tensor]:
+    """a + scale * (b - c)."""
+    if is_plain():
+        # Two additions: the difference would allocate memory in every step.
+        return add_(add_(a, b, scale), c, -scale)
+    return add_(a, [x - y for x, y in zip(b, c, strict=True)], scale)
+
+
+def accumulate_(a: list[Tensor], factor: Any, b: list[Tensor]) -> list[Tensor]:
+    """factor * a + b, under vmap in the memory of b."""
+    return add_(mul_(a, factor), b) if is_plain() else add_(b, a, factor)
+
+
 def mul_(a: list[Tensor], factor: Any) -> list[Tensor]:
     """factor * a. factor: a number or a 0-d tensor."""
     if is_plain():
