@@ -294,7 +294,7 @@ def outputs_of(result) -> list:
         return [result.double()]
     if isinstance(result, (int, float)):
         return [torch.tensor(float(result)).double()]
-    return [tensor for part in result for tensor in outputs_of(part)]
+    return [tensor for part in result or () for tensor in outputs_of(part)]
 
 
 def loss_of(function: Callable, call: Call, count: int) -> Callable:
