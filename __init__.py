@@ -6,40 +6,30 @@ finished = hedgerow.run("examples/digits_fedavg.yaml", rounds=20, algorithm__lr=
 finished.frame["test_accuracy"].plot()
 """
 
+from functools import cache
 from importlib import import_module
-from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-__version__ = version("hedgerow")
 
-_HOMES = {
-    "Algorithm": "hedgerow.algorithms.core.algorithm",
-    "BatchSpec": "hedgerow.algorithms.core.algorithm",
-    "ClientData": "hedgerow.algorithms.core.algorithm",
-    "Cohort": "hedgerow.algorithms.core.algorithm",
-    "Exchange": "hedgerow.algorithms.core.algorithm",
-    "HyperParameters": "hedgerow.algorithms.core.hyperparameters",
-    "RunLogger": "hedgerow.platform.loggers.run_logger",
-    "UserError": "hedgerow.platform.common.errors",
-    "Interrupted": "hedgerow.platform.common.errors",
-    "load_experiment": "hedgerow.platform.config.loader",
-    "parse_experiment": "hedgerow.platform.config.loader",
-    "run": "hedgerow.api",
-    "search": "hedgerow.api",
-    "resume": "hedgerow.api",
-    "load": "hedgerow.api",
-    "Hedge": "hedgerow.searchspaces.hedge.weights",
-    "HedgeScheduler": "hedgerow.searchspaces.hedge.scheduler",
-    "SearchKind": "hedgerow.searchspaces.spaces.search_section",
-    "SearchSetup": "hedgerow.searchspaces.spaces.search_section",
-    "load_search": "hedgerow.searchspaces.spaces.search_file",
-    "parse_search": "hedgerow.searchspaces.spaces.search_file",
-}
-__all__ = ["__version__", *_HOMES]
+@cache
+def _homes() -> dict[str, str]:
+    """Public name -> module that defines it, as `__init__.pyi` lists them."""
+    lines = Path(__file__).with_suffix(".pyi").read_text().splitlines()
+    found = [line.split() for line in lines if line.startswith("from ")]
+    return {name: module for _, module, _, name, *_ in found}
 
 
 def __getattr__(name: str) -> Any:
     """Import public names on first use, so that `import hedgerow` alone stays fast."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hedgerow")
+    if name in _homes():
+        return getattr(import_module(_homes()[name]), name)
     raise AttributeError(f"module 'hedgerow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *_homes()]

@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from measuring import RESULTS, conditions, write_results
 from torch import Tensor, nn
 
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.messages import Aggregate, Cohort
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
 from hedgerow.algorithms.personalized.pfldyn import PFLDyn

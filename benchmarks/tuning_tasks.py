@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from hedgerow.algorithms.slots.fedex_rounds import incompatibility
-from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.algorithms.slots.support import without_task
+from hedgerow.platform.config.registries import algorithm_class, algorithms
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.runtime.factory import build_data, build_partition
 from hedgerow.searchspaces.results.recording import Recording
@@ -49,9 +50,11 @@ class Task:
     @property
     def drawable(self) -> list[str]:
         """Keys whose values clients can draw by FedEx."""
-        name = self.values["algorithm"]["name"]
+        section = self.values["algorithm"]
+        hyper = algorithms.section(section["name"]).model_validate(section)
+        algorithm = without_task(algorithm_class(section["name"]), hyper)
         keys = [] if self.is_stream else self.space
-        return [key for key in keys if incompatibility(algorithm_class(name), name, [key]) is None]
+        return [key for key in keys if incompatibility(algorithm, [key]) is None]
 
     @property
     def parts(self) -> list[str]:

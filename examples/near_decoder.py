@@ -6,7 +6,7 @@ near x; then it learns on its samples for validation, and encodes what y has lea
 
 from dataclasses import dataclass
 
-from hedgerow.algorithms.problems.bilevel_task import BilevelTask
+from hedgerow import BilevelTask
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,13 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+PUBLIC = {
+    alias.name: str(node.module)
+    for node in ast.parse((ROOT / "__init__.pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+"""Public name -> module that defines it."""
 
 
 def folder_of(module: str) -> str:
@@ -94,6 +101,9 @@ def imports(module: str, everywhere: bool) -> frozenset[str]:
             targets |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
+            if node.module == "hedgerow":
+                targets |= {PUBLIC.get(alias.name, "hedgerow") for alias in node.names}
+                continue
             # A name of a package is a module of it, or an object in its __init__.
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             targets |= names & MODULES.keys() or {str(node.module)}

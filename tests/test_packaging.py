@@ -42,7 +42,7 @@ def test_the_wheel_holds_every_module(tmp_path):
     assert spaces <= set(zipfile.ZipFile(wheel).namelist())
     pages = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "reports/page/template").iterdir()}
     assert pages <= set(zipfile.ZipFile(wheel).namelist())
-    assert "hedgerow/reports/demo.zip" in zipfile.ZipFile(wheel).namelist()
+    assert {"hedgerow/reports/demo.zip", "hedgerow/__init__.pyi"} <= set(zipfile.ZipFile(wheel).namelist())
     cluster_files = {f"hedgerow/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "cluster/files").iterdir()}
     assert cluster_files | {"hedgerow/cluster/round_time.json"} <= set(zipfile.ZipFile(wheel).namelist())
 
@@ -70,6 +70,18 @@ def test_importing_hedgerow_is_light():
     code = "import sys, hedgerow; print([m for m in ('torch', 'ray', 'mlflow', 'torchvision') if m in sys.modules])"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "[]"
+    code = "import time; start = time.process_time(); import hedgerow; print(time.process_time() - start)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(process.stdout) < 0.1
+
+
+def test_the_public_names_are_there():
+    import hedgerow
+
+    assert {name for name in dir(hedgerow) if getattr(hedgerow, name) is None} == set()
+    assert {"Algorithm", "StepResult", "minimize", "run"} < set(dir(hedgerow))
+    with pytest.raises(AttributeError, match="module 'hedgerow' has no attribute 'Algoritm'"):
+        _ = hedgerow.Algoritm
 
 
 def test_a_client_actor_imports_neither_mlflow_nor_pandas_nor_torchvision():

@@ -77,7 +77,7 @@ class Bilevel(Algorithm):
     the others.
     """
 
-    is_bilevel = needs_validation = True
+    needs = frozenset({"bilevel", "validation"})
 
     variables: ClassVar[tuple[str, ...]] = ("x", "y", "u")
     shared: ClassVar[tuple[str, ...]] = ("x", "y", "u")

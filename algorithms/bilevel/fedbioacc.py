@@ -18,7 +18,7 @@ class FedBiOAcc(Bilevel):
     which their momenta were last estimated.
     """
 
-    requires_full_participation = True
+    needs = Bilevel.needs | {"all_clients"}
 
     class Hyper(LinearSGD, StormXYU):
         pass

@@ -16,7 +16,7 @@ from hedgerow.algorithms.optim.storm_momentum import StormXY, take_steps
 class MRBO(Bilevel):
     """Single-loop STORM on y and on x (by a Neumann series) on the pooled data; a round is `steps` steps [Yang2021]."""
 
-    is_centralized = True
+    trains_on = "pool"
     variables = shared = ("x", "y")
 
     class Hyper(NeumannSGD, StormXY):

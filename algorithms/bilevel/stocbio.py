@@ -18,7 +18,7 @@ class StocBiO(Bilevel):
     All Hessian mini-batches have the same size; in the paper they shrink geometrically by 1 - tau mu.
     """
 
-    is_centralized = True
+    trains_on = "pool"
     variables = shared = ("x", "y")
 
     Hyper = NeumannSGD

@@ -33,7 +33,7 @@ class FedSepBilevel(FedSep):
     encoder is grad_xy g (grad_yy g)^-1 at the decoded y.
     """
 
-    is_bilevel = needs_validation = True
+    needs = frozenset({"bilevel", "validation"})
     is_personal = True
 
     class Hyper(LocalOptimizer):

@@ -10,8 +10,9 @@ This module is independent of Ray, MLflow and files. An executor drives the gene
 
 from collections.abc import Callable, Generator
 from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,47 +20,19 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
-from hedgerow.algorithms.core.messages import PREDICTIONS, Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.inference import Inference, infer
+from hedgerow.algorithms.core.messages import PREDICTIONS, Aggregate, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Task
 
-
-class Predictions(NamedTuple):
-    """Predicted distributions over the classes, and the right classes, sample by sample."""
-
-    log_probabilities: np.ndarray
-    """(samples, classes) float32."""
-    labels: np.ndarray
-    """(samples,) int64."""
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """Result of one exchange."""
-
-    up: Tree
-    """The reduced tree; empty if no client was addressed or the step returns an empty tree. With `reduce="stack"` it
-    has one row per client that contributed."""
-    contributed: np.ndarray
-    """Mask (bool) over the addressed clients, in the order of `Exchange.clients`: whether the client entered the
-    reduction. Clients whose update contains NaN or infinity are excluded."""
-    metrics: dict[str, np.ndarray]
-    """Metric name -> one number per addressed client."""
-    client_model_delta: Tree = field(default_factory=dict)
-    """Sum over the contributing clients of the change of each client's own model since its last participation. Only
-    filled if client models are tracked (`evaluation.model: clients`)."""
-    cost: Any = None
-    """Communication cost of the exchange, for the server's record (a CommunicationCost)."""
-    predictions: Predictions | None = None
-    """Predictions on the clients' samples, if the step returns them."""
-    expected: float | None = None
-    """Expected number of clients, by which a noisy sum was divided; None: by their actual number."""
-
-    @property
-    def clients(self) -> float:
-        """Number of clients that the mean stands for; the actual number, unless that is private."""
-        return int(self.contributed.sum()) if self.expected is None else self.expected
+Need = Literal[
+    "all_clients", "bilevel", "classes", "cleaning", "early_exit", "feature_maps", "public", "teacher", "validation"
+]
+"""Words for the needs of an algorithm. all_clients: participation of all clients in every round. bilevel: a
+BilevelTask. classes: one class per sample, with logits as outputs. cleaning: `task.problem.kind: cleaning`. early_exit:
+a network with an early exit. feature_maps: model and teacher that expose their feature maps. public: public samples,
+see `public_samples`. teacher: `task.teacher`. validation: a validation split of each client."""
 
 
 class Algorithm:
@@ -72,79 +45,19 @@ class Algorithm:
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
 
-    requires_full_participation: ClassVar[bool] = False
-    """Whether all clients must participate in every round."""
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """Requirements on task, data and participation: words of `Need`."""
 
-    is_centralized: ClassVar[bool] = False
-    """Whether a round trains on all clients' samples in one place, without any client."""
-
-    is_bilevel: ClassVar[bool] = False
-    """Whether the task must be a BilevelTask."""
-
-    learns_stream: ClassVar[bool] = False
-    """Whether the algorithm learns a stream of tasks, one per round, instead of training on clients."""
-
-    needs_validation: ClassVar[bool] = False
-    """Whether clients need a validation split."""
-
-    needs_public: ClassVar[bool] = False
-    """Whether the algorithm learns from public samples, see `public_samples`."""
-
-    needs_teacher: ClassVar[bool] = False
-    """Whether the task must have a teacher."""
-
-    needs_feature_maps: ClassVar[bool] = False
-    """Whether model and teacher must be networks that expose their feature maps."""
-
-    needs_early_exit: ClassVar[bool] = False
-    """Whether the model must be a network with an early exit."""
-
-    needs_classes: ClassVar[bool] = False
-    """Whether the task must be a classification, with one class per sample and logits as outputs."""
-
-    needs_cleaning: ClassVar[bool] = False
-    """Whether the task must be data cleaning, `task.problem.kind: cleaning`."""
-
-    returns_predictions: ClassVar[bool] = True
-    """Whether `evaluate_client` scores one model, by one call of `Task.rate` for each batch, so that `predict_client`
-    can return its predictions."""
+    trains_on: ClassVar[Literal["clients", "pool", "stream"]] = "clients"
+    """Where a round trains: on clients; on all clients' samples in one place, without any client; or on the next task
+    of a stream."""
 
     is_personal: bool = False
     """Whether each client has its own model, scored on its held-out samples, and there is no shared model."""
 
-    has_client_models: ClassVar[bool] = False
-    """Whether the training step returns each client's own model in its metrics, under `MODEL`. The entry `w` of the
-    server state is then a model of the same shape, and the average of the client models can be scored instead of it."""
-
-    parts: ClassVar[Parts] = {}
-    """Step -> entry of its result -> Part, for steps whose results are averaged. Slots such as aggregation rules and
-    transforms need it. A step must declare all entries of its result. {}: the algorithm takes no such slots."""
-
-    single_exchange: ClassVar[bool] = False
-    """Whether a round is one exchange with all clients of the cohort, and the server step depends only on the server
-    state, on the averaged `parts` and on `Aggregate.clients`. Asynchronous schedules and differential privacy need
-    it."""
-
-    no_vmap: ClassVar[str | None] = None
-    """Reason why client steps cannot be batched over clients, so that they run in a loop; None: they can."""
-
-    training_steps: ClassVar[tuple[str, ...]] = ()
-    """Steps that minimise `task.loss`, which an objective may replace. They return the client's model under `MODEL`.
-    These steps run the model in training mode, and call it by `Task.loss` and `Task.logits` only; without such steps,
-    models with batch norm or dropout are refused."""
-
-    client_hyperparameters: ClassVar[tuple[str, ...]] = ()
-    """Floats of `Hyper` that only client steps use, so that each client may have its own values (FedEx)."""
-
-    optimizes: ClassVar[str | None] = None
-    """Entry of the server state that a server optimiser may update after each round; None: no optimiser."""
-
-    weighting: ClassVar[Weighting | None] = None
-    """Client weights of the published method, which `weights` returns unless the experiment file sets others; None: as
-    given by `Exchange.weights`."""
-
-    fixes_weights: ClassVar[bool] = False
-    """Whether client weights are part of the method, such as numbers of samples with right labels, so that
+    weighting: ClassVar[Weighting | Literal["own"] | None] = None
+    """Client weights of the published method, which `weights` returns unless the experiment file sets others; None:
+    samples. "own": they are part of the method, such as numbers of samples with right labels, and
     `aggregation.weighting` is refused."""
 
     accumulates: ClassVar[bool] = False
@@ -169,9 +82,55 @@ class Algorithm:
         """
         return {}
 
+    # ---- inferred from a round on a tiny task, and declared where that is wrong --------------------------------------
+
+    @cached_property
+    def inferred(self) -> Inference:
+        """Findings of a round on a tiny task."""
+        return infer(type(self), self.hyper)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Step -> entry of its result -> Part, for steps whose results are averaged. Slots such as aggregation rules
+        and transforms need it. A step must have all entries of its result. {}: the algorithm takes no such slots.
+
+        Inferred if a round is one exchange: an entry with the name and the shapes of one that clients receive is a
+        value. An entry with the shapes of just one that clients receive and do not send is a difference to it. An entry
+        with the name and the shapes of one that only the server has is opaque.
+        """
+        return self.inferred.parts
+
+    @cached_property
+    def training_steps(self) -> tuple[str, ...]:
+        """Steps that minimise `task.loss`, which an objective may replace. They run the model in training mode, and
+        call it by `Task.loss` and `Task.logits` only; without such steps, models with batch norm or dropout are
+        refused.
+
+        Inferred: the steps that call `task.loss` and return the client's model.
+        """
+        return self.inferred.training_steps
+
+    @cached_property
+    def single_exchange(self) -> bool:
+        """Whether a round is one exchange with all clients of the cohort, and the server step depends only on the
+        server state, on the averaged `parts` and on `Aggregate.clients`. Asynchronous schedules and differential
+        privacy need it.
+        """
+        return self.inferred.single_exchange
+
+    @cached_property
+    def optimizes(self) -> str | None:
+        """Entry of the server state that a server optimiser may update after each round; None: no optimiser.
+
+        Inferred: `w`, if clients send it or a difference to it.
+        """
+        return "w" if any(part.like == "w" for parts in self.parts.values() for part in parts.values()) else None
+
+    # ---- the round ---------------------------------------------------------------------------------------------------
+
     def weights(self, cohort: Cohort) -> np.ndarray | None:
         """Returns the weight of each of the cohort's clients in a mean; None: all equal."""
-        by_samples = (cohort.weighting or self.weighting) == "samples"
+        by_samples = (cohort.weighting or self.weighting or "samples") == "samples"
         # Clients without any sample have changed nothing, and weights that are all 0 have no mean.
         return cohort.sizes if by_samples and cohort.sizes.any() else None
 
@@ -198,17 +157,17 @@ class Algorithm:
         """Projects a server state, or an aggregate with some of its entries, onto the feasible set."""
         return server
 
-    @classmethod
-    def supports_async(cls) -> bool:
-        """Returns whether the server may step before all clients of a cohort have answered."""
-        one_place = cls.is_centralized or cls.learns_stream
-        return cls.single_exchange and bool(cls.parts) and not (cls.accumulates or one_place)
+    @property
+    def supports_async(self) -> bool:
+        """Whether the server may step before all clients of a cohort have answered."""
+        return self.trains_on == "clients" and self.single_exchange and bool(self.parts) and not self.accumulates
 
-    @classmethod
-    def supports_privacy(cls) -> bool:
+    @property
+    def supports_privacy(self) -> bool:
         """Whether all that clients send in a round is one update, which a clip and noise can cover."""
-        one_place = cls.is_centralized or cls.learns_stream or cls.requires_full_participation
-        return cls.single_exchange and bool(cls.parts) and not (cls.fixes_weights or one_place)
+        if self.trains_on != "clients" or "all_clients" in self.needs or self.weighting == "own":
+            return False
+        return self.single_exchange and bool(self.parts) and not self.has_opaque_parts
 
     @property
     def has_opaque_parts(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 from zlib import crc32
 
 import numpy as np
@@ -10,10 +10,6 @@ import numpy as np
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.parts import MessageSize
 from hedgerow.algorithms.core.pytree import Tree
-
-MODEL = "model"
-"""Key of a client step's metrics that holds the client's own model; it is recorded, not transmitted."""
-
 
 PREDICTIONS = "predictions"
 """Key of an evaluation step's metrics that holds its predictions, see `Algorithm.predict_client`."""
@@ -70,13 +66,27 @@ class Cohort:
         return self.seed_for(purpose) / 2**63
 
 
-StepResult = tuple[Tree, Tree, dict[str, Any]]
-"""(up, new state, metrics). Metrics are 0-d tensors, recorded and not transmitted: they are
-averaged, or count computation if their names start with `SPENT`. Under `MODEL` a step may also return the client's own
-model, a tree."""
+class StepResult(NamedTuple):
+    """Result of a client step. A plain tuple of its first three entries does as well."""
+
+    update: Tree
+    """Update that the client sends."""
+    state: Tree = {}  # noqa: RUF012
+    """The client's new state."""
+    metrics: dict[str, Any] = {}  # noqa: RUF012
+    """0-d tensors, recorded and not transmitted: averaged, or counts of computation if their names start with
+    `SPENT`."""
+    model: Tree | None = None
+    """The client's own model, recorded and not transmitted: for the average of the client models, for objectives with
+    client state, and for FedEx."""
+
+    @classmethod
+    def of(cls, result: "StepResult | tuple[Tree, Tree, dict[str, Any]]") -> Self:
+        """The result, with all entries."""
+        return cls(*result)
 
 
-ClientStep = Callable[[Any, Tree, Tree, ClientData], StepResult]
+ClientStep = Callable[[Any, Tree, Tree, ClientData], StepResult | tuple[Tree, Tree, dict[str, Any]]]
 """(hp, down, state, data) -> result."""
 
 
@@ -87,7 +97,7 @@ Reduction = Literal["mean", "sum", "stack"]
 class Exchange:
     """One exchange: broadcast, client work, reduction.
 
-    step: a method of the algorithm, `(hp, down, state, data) -> (up, state, metrics)`, written for one client.
+    step: a method of the algorithm, `(hp, down, state, data) -> StepResult`, written for one client.
     broadcast: tree that every addressed client receives.
     clients: ids of the addressed clients, ascending.
     per_client: tree whose leaves have a leading client dimension; client i also receives row i, merged into
@@ -139,6 +149,43 @@ class Exchange:
     def received_per_client(self) -> Tree:
         """Additional inputs of each client, one row per client, transmitted or not."""
         return {**self.per_client, **self.local_inputs_per_client}
+
+
+class Predictions(NamedTuple):
+    """Predicted distributions over the classes, and the right classes, sample by sample."""
+
+    log_probabilities: np.ndarray
+    """(samples, classes) float32."""
+    labels: np.ndarray
+    """(samples,) int64."""
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Result of one exchange."""
+
+    up: Tree
+    """The reduced tree; empty if no client was addressed or the step returns an empty tree. With `reduce="stack"` it
+    has one row per client that contributed."""
+    contributed: np.ndarray
+    """Mask (bool) over the addressed clients, in the order of `Exchange.clients`: whether the client entered the
+    reduction. Clients whose update contains NaN or infinity are excluded."""
+    metrics: dict[str, np.ndarray]
+    """Metric name -> one number per addressed client."""
+    client_model_delta: Tree = field(default_factory=dict)
+    """Sum over the contributing clients of the change of each client's own model since its last participation. Only
+    filled if client models are tracked (`evaluation.model: clients`)."""
+    cost: Any = None
+    """Communication cost of the exchange, for the server's record (a CommunicationCost)."""
+    predictions: Predictions | None = None
+    """Predictions on the clients' samples, if the step returns them."""
+    expected: float | None = None
+    """Expected number of clients, by which a noisy sum was divided; None: by their actual number."""
+
+    @property
+    def clients(self) -> float:
+        """Number of clients that the mean stands for; the actual number, unless that is private."""
+        return int(self.contributed.sum()) if self.expected is None else self.expected
 
 
 Exchanges = Generator[Exchange | list[Exchange], Any, Any]

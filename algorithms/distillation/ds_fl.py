@@ -35,7 +35,7 @@ class DSFL(ModelFamilies):
     over the round's public samples have the same order.
     """
 
-    needs_public = True
+    needs = ModelFamilies.needs | {"public"}
 
     class Hyper(ModelFamilyHyper):
         sharpen: float = Field(

@@ -21,7 +21,7 @@ class Matching(Student):
     Modules that are trained together with the student match the maps.
     """
 
-    needs_feature_maps = True
+    needs = Student.needs | {"feature_maps"}
 
     class Hyper(Student.Hyper):
         tau: float = Field(4.0, gt=0, description="temperature that softens the outputs of student and teacher")

@@ -40,7 +40,7 @@ class FedET(ModelFamilies):
     """
 
     weighting: ClassVar[Weighting | None] = "samples"
-    needs_public = True
+    needs = ModelFamilies.needs | {"public"}
 
     class Hyper(ModelFamilyHyper):
         diversity: float = Field(0.05, ge=0, description="lambda, weight of the teachers that disagree")

@@ -30,7 +30,7 @@ class FedDF(ModelFamilies):
     """
 
     weighting: ClassVar[Weighting | None] = "samples"
-    needs_public = True
+    needs = ModelFamilies.needs | {"public"}
 
     class Hyper(ModelFamilyHyper):
         temperature: float = Field(

@@ -29,7 +29,7 @@ class SimKD(Student):
     These layers stay part of the model, so it is larger than the other students.
     """
 
-    needs_feature_maps = True
+    needs = Student.needs | {"feature_maps"}
 
     class Hyper(Student.Hyper):
         warm_start: Literal[0] = Field(0, description="always 0: no last layer of its own")  # type: ignore[assignment]

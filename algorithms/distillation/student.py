@@ -50,7 +50,7 @@ class Student(Taught, Central):
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
-        self.teacher_outputs = TeacherOutputs(self.needs_feature_maps)
+        self.teacher_outputs = TeacherOutputs("feature_maps" in self.needs)
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))

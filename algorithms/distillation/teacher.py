@@ -24,9 +24,7 @@ class Taught(Algorithm):
     The teacher answers in evaluation mode: it normalises by its own statistics, never by those of mini-batches.
     """
 
-    needs_classes = True
-
-    needs_teacher = True
+    needs = frozenset({"classes", "teacher"})
 
     def incompatibility(self) -> str | None:
         if self.task.teacher is None:

@@ -1,15 +1,16 @@
 """Centralised reference: SGD on the pooled training samples of all clients (thesis, appendix A.1.1)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, mean_statistics
+from hedgerow.algorithms.core.algorithm import Algorithm, mean_statistics
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import POOL, Aggregate, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map, zeros_like
 from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimize
 
@@ -25,8 +26,7 @@ class Central(Algorithm):
     are means over the models.
     """
 
-    is_centralized = True
-    returns_predictions = False
+    trains_on = "pool"
     training_steps: ClassVar[tuple[str, ...]] = ("train",)
 
     moved: ClassVar[tuple[str, ...]] = ("w",)
@@ -105,10 +105,12 @@ class Central(Algorithm):
         return mean_statistics(statistics, data), state, {}
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        totals = self.task.no_scores(data.x.device)
+        # Several models have no single prediction.
+        task = self.task if self.hyper.starts == 1 else replace(self.task, scored=None)
+        totals = task.no_scores(data.x.device)
         for batch in data.batches("test"):
-            totals = totals + self.each(lambda w, batch=batch: self.task.score(w, batch), down["w"])
-        scores = self.task.by_name(totals)
+            totals = totals + self.each(lambda w, batch=batch: task.score(w, batch), down["w"])
+        scores = task.by_name(totals)
         up: Tree = {name: scores[name] for name in ("correct", "samples") if name in scores}
         return up, state, {name: values.mean() for name, values in scores.items()}
 

@@ -1,15 +1,14 @@
 """FedDyn (Acar et al., "Federated Learning Based on Dynamic Regularization", 2021; thesis, Algorithm 1)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.parts import Part, Parts
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSolver, Proximal, minimize
+from hedgerow.algorithms.optim.local_sgd import LocalSolver, Proximal, minimize
 
 
 class FedDyn(Algorithm):
@@ -20,11 +19,7 @@ class FedDyn(Algorithm):
     over all clients. Neither is ever transmitted.
     """
 
-    has_client_models = accumulates = refuses_server_momentum = single_exchange = True
-    parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
-    training_steps: ClassVar[tuple[str, ...]] = ("train",)
-    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
-    optimizes = "w"
+    accumulates = refuses_server_momentum = True
 
     class Hyper(LocalSolver):
         alpha: float = Field(0.01, gt=0, description="weight of the quadratic penalty")
@@ -43,10 +38,10 @@ class FedDyn(Algorithm):
         h = add(server["h"], update, -alpha * result.clients / cohort.population)
         return {"w": add(result.up["w"], h, -1 / alpha), "h": h}
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         centre = self.centre(hp, down, state)
         w, loss = minimize(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.alpha, centre))
-        return {"w": w}, self.gradient(hp, centre, w), {"loss": loss, MODEL: w}
+        return StepResult({"w": w}, self.gradient(hp, centre, w), {"loss": loss}, w)
 
     def centre(self, hp: Any, down: Tree, state: Tree) -> Tree:
         """Centre of the proximal term: -<g, w> + alpha/2 ||w - w_server||^2 = alpha/2 ||w - centre||^2 + a constant."""

@@ -2,16 +2,25 @@
 Optimization", 2020).
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges, Weighting
-from hedgerow.algorithms.core.parts import Part, Parts
-from hedgerow.algorithms.core.pytree import Tree, add, scale, sub
-from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD, minimize, plain_steps
+from hedgerow import (
+    Algorithm,
+    ClientData,
+    Cohort,
+    Exchange,
+    Exchanges,
+    LocalSGD,
+    StepResult,
+    Tree,
+    add,
+    minimize,
+    plain_steps,
+    scale,
+    sub,
+)
 
 
 class FedNova(Algorithm):
@@ -21,13 +30,6 @@ class FedNova(Algorithm):
     steps, which costs one number per client in addition to the model. Both means are weighted by the clients' numbers
     of samples. With local momentum, the number of steps is ||a||_1 of the paper.
     """
-
-    weighting: ClassVar[Weighting | None] = "samples"
-    has_client_models = single_exchange = True
-    parts: ClassVar[Parts] = {"train": {"direction": Part("w", "difference"), "steps": Part("steps", "opaque")}}
-    training_steps: ClassVar[tuple[str, ...]] = ("train",)
-    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
-    optimizes = "w"
 
     class Hyper(LocalSGD):
         """Hyperparameters of the local solver."""
@@ -44,12 +46,12 @@ class FedNova(Algorithm):
         steps = result.up["steps"]
         return {"w": add(server["w"], result.up["direction"], steps), "steps": steps}
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         w, loss = minimize(self.task.loss, down["w"], data, hp)
         # A client without samples takes no step, and its update is 0.
         steps = plain_steps(hp, data.steps("train")).float()
         direction = scale(sub(w, down["w"]), 1 / steps.clamp(min=1.0))
-        return {"direction": direction, "steps": steps}, state, {"loss": loss, MODEL: w}
+        return StepResult({"direction": direction, "steps": steps}, state, {"loss": loss}, w)
 
     def round_metrics(self, server: Tree) -> dict[str, float]:
         """`effective_steps`: tau_eff of the paper, the mean number of local steps."""

@@ -1,14 +1,10 @@
 """FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", 2020)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL
-from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import LOCAL, Proximal, minimize
+from hedgerow import ClientData, FedAvg, Proximal, StepResult, Tree, minimize
 
 
 class FedProx(FedAvg):
@@ -18,11 +14,9 @@ class FedProx(FedAvg):
     drawn equally, so the mean is weighted by samples.
     """
 
-    client_hyperparameters: ClassVar[tuple[str, ...]] = (*LOCAL, "mu")
-
     class Hyper(FedAvg.Hyper):
         mu: float = Field(1e-4, ge=0, description="weight of the proximal term; 0 is FedAvg")
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         w, loss = minimize(self.task.loss, down["w"], data, hp, proximal=Proximal(hp.mu, down["w"]))
-        return {"w": w}, state, {"loss": loss, MODEL: w}
+        return StepResult({"w": w}, state, {"loss": loss}, w)

@@ -1,14 +1,13 @@
 """Distributed SGD, also called FedSGD (McMahan et al., 2017, section 2; thesis, chapter 2)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
-from hedgerow.algorithms.core.parts import Part, Parts
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, scale, zeros_like
 from hedgerow.algorithms.optim.descent import clip_factor
 from hedgerow.algorithms.optim.gradient import gradient_and_value
@@ -19,11 +18,6 @@ class FedSGD(Algorithm):
     """Each active client sends the gradient of its local loss at the server's model; the server steps along their
     mean, weighted by the clients' numbers of samples [McMahan2017].
     """
-
-    weighting: ClassVar[Weighting | None] = "samples"
-    single_exchange = True
-    parts: ClassVar[Parts] = {"gradient": {"gradient": Part("w", "difference")}}
-    optimizes = "w"
 
     class Hyper(LearningRate):
         batch_size: int | None = Field(

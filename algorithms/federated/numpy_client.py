@@ -15,10 +15,10 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.own_code import ImportRefusedError, find, is_own
 from hedgerow.algorithms.core.parts import ContractError, Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
@@ -42,15 +42,15 @@ class NumPyClients(Algorithm):
     by the `num_examples` that clients return. Flower itself is not imported.
     """
 
-    has_client_models = True
-    no_vmap = "clients with a `fit` of their own run one after the other"
     parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
-    optimizes = "w"
+    training_steps = ()
+    single_exchange = False
 
     class Hyper(HyperParameters):
         """The factory of the clients, and values for the factory and the clients."""
 
         dotted_key: ClassVar[str] = "client_fn"
+        no_vmap: ClassVar[str] = "clients with a `fit` of their own run one after the other"
 
         client_fn: str = Field(
             description="dotted path of the function that makes a client: client_fn(context) as in Flower, with "
@@ -100,12 +100,12 @@ class NumPyClients(Algorithm):
             keyed=True,
         )
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         with _seeded(data.key), _named(hp.client_fn):
             answer = _client(hp, down).fit(_arrays(down["w"]), dict(hp.config))
         parameters, examples, numbers = _parts(answer, f"`fit` of {hp.client_fn}", "parameters")
         w = _tree(parameters, down["w"], hp.client_fn)
-        return {"w": w}, state, {**numbers, EXAMPLES: torch.tensor(examples), MODEL: w}
+        return StepResult({"w": w}, state, {**numbers, EXAMPLES: torch.tensor(examples)}, w)
 
     def evaluate_own(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step after a round: the client's own `evaluate`, if it has one."""

@@ -1,13 +1,12 @@
 """SCAFFOLD (Karimireddy et al., 2020) with the control variates of option II, which the thesis compares with."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.parts import Part, Parts
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.pytree import Tree, add, scale, sub, zeros_like
-from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD, minimize, plain_steps
+from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize, plain_steps
 
 
 class Scaffold(Algorithm):
@@ -19,11 +18,7 @@ class Scaffold(Algorithm):
     is a weighted mean.
     """
 
-    has_client_models = accumulates = single_exchange = True
-    parts: ClassVar[Parts] = {"train": {"w": Part("w", "value"), "change": Part("c", "difference")}}
-    training_steps: ClassVar[tuple[str, ...]] = ("train",)
-    client_hyperparameters: ClassVar[tuple[str, ...]] = LOCAL
-    optimizes = "w"
+    accumulates = True
 
     class Hyper(LocalSGD):
         """Hyperparameters of the local solver."""
@@ -44,14 +39,14 @@ class Scaffold(Algorithm):
         share = result.clients / cohort.population
         return {"w": result.up["w"], "c": add(server["c"], result.up["change"], share)}
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         w, loss = minimize(self.task.loss, down["w"], data, hp, linear=sub(down["c"], state["c"]))
         # c_k+ - c_k = (w_server - w) / (K lr) - c, where this client takes K steps. Momentum moves the model farther
         # than K plain steps: without the correction c_k would be about 1 / (1 - momentum) times the gradient.
         steps = plain_steps(hp, data.steps("train"))
         change = add(scale(down["c"], -1), sub(down["w"], w), 1 / (steps * hp.lr))
         up = {"w": w, "change": change}
-        return up, self.remember(hp, down, up, state), {"loss": loss, MODEL: w}
+        return StepResult(up, self.remember(hp, down, up, state), {"loss": loss}, w)
 
     def remember(self, hp: Any, down: Tree, sent: Tree, state: Tree) -> Tree:
         return {"c": add(state["c"], sent["change"])}

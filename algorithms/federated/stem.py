@@ -21,7 +21,7 @@ class Stem(Algorithm):
     their momentum was last estimated.
     """
 
-    requires_full_participation = True
+    needs = frozenset({"all_clients"})
 
     class Hyper(Storm):
         lr: float = Field(0.1, gt=0, description="learning rate, multiplied by alpha_t")

@@ -13,8 +13,8 @@ from hedgerow.algorithms.federated.stem import Stem
 class STORM(Stem):
     """STORM on the pooled data, by the steps of STEM; a round is `steps` steps [Cutkosky2019]."""
 
-    requires_full_participation = False
-    is_centralized = True
+    needs = frozenset()
+    trains_on = "pool"
 
     Hyper = Stem.Hyper
 

@@ -52,7 +52,7 @@ class Heterogeneous(LocalOptimizer):
 class ByLayers(Algorithm):
     """Base class of algorithms that know the layers of their model."""
 
-    needs_classes = True
+    needs = frozenset({"classes"})
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)

@@ -1,6 +1,6 @@
 """Decouple (thesis, chapter 4): two architectures that are trained separately, for comparison."""
 
-from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.messages import Aggregate
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoExits, learnt, mean
 

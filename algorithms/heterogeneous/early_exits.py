@@ -1,6 +1,7 @@
 """Clients with a simple or a complex architecture, one being a part of the other (thesis, chapter 4)."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.aggregators.masked_mean import masked_mean
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.core.torch_private import call
@@ -39,10 +40,7 @@ class TwoExits(Algorithm):
     in `early_alone`. Algorithms that share [w]_M keep one w; for the others, the server also has a simple model.
     """
 
-    needs_classes = True
-
-    needs_early_exit = True
-    returns_predictions = False
+    needs = frozenset({"classes", "early_exit"})
 
     shares: ClassVar[bool] = True
 
@@ -144,7 +142,8 @@ class TwoExits(Algorithm):
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Scores both models."""
-        task = self.task.with_accuracy
+        # Predictions are those of the complex model.
+        task = replace(self.task.with_accuracy, scored=None)
         totals = task.no_scores(data.x.device)
         for batch in data.batches("test"):
             totals = totals + task.rate(self.logits(down["simple"], batch.x, "early"), batch)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.messages import Aggregate
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoExits, learnt, mean
 from hedgerow.algorithms.nn.submodel import named

@@ -49,11 +49,10 @@ class CommFedBiO(Bilevel):
     All exchanges of a round are with the round's clients, whereas Algorithms 2 and 3 sample clients again.
     """
 
-    needs_classes = True
-
+    needs = Bilevel.needs | {"classes"}
+    weighting = "own"
     variables = shared = ("x", "y")
     parts: ClassVar[Parts] = {"train": {"y": Part("y", "value")}}
-    fixes_weights = True
 
     def init_server(self) -> Tree:
         return super().init_server() | {"failed": torch.zeros(())}

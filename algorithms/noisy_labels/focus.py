@@ -1,15 +1,14 @@
 """FOCUS (Chen et al., "FOCUS: Dealing with Label Quality Disparity in Federated Learning", 2020)."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.parts import Parts
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimize
@@ -28,13 +27,9 @@ class Focus(FedAvg):
     model.
     """
 
-    needs_classes = True
-
-    needs_validation = True
-    single_exchange = False
-    weighting = None
-    parts: ClassVar[Parts] = {}
+    needs = frozenset({"classes", "validation"})
     training_steps = ()
+    optimizes = "w"
 
     class Hyper(FedAvg.Hyper):
         alpha: float = Field(1.0, ge=0, description="how strongly errors reduce weights; 0 is FedAvg")
@@ -48,10 +43,10 @@ class Focus(FedAvg):
         mean = tree_map(lambda leaf: torch.tensordot((weights / weights.sum()).to(leaf), leaf, 1), result.up["w"])
         return {"w": mean}
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         error = self.mean_loss(down["w"], data)
         w, loss = minimize(self.task.loss, down["w"], data, hp)
-        return {"w": w, "error": error}, state, {"loss": loss, MODEL: w}
+        return StepResult({"w": w, "error": error}, state, {"loss": loss}, w)
 
     def judge(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Server step: the loss of each client's model."""

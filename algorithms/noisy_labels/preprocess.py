@@ -1,6 +1,6 @@
 """Data selection before training (Tuor et al., "Overcoming Noisy and Irrelevant Data in Federated Learning", 2021)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.measures import cross_entropies
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, StepResult
+from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
@@ -29,11 +30,11 @@ class Preprocess(FedAvg):
     client once, when the client first takes part. The weight of a client is the number of samples that it keeps.
     """
 
-    needs_classes = True
-
-    needs_cleaning = needs_validation = fixes_weights = True
-    single_exchange = False
+    needs = frozenset({"classes", "cleaning", "validation"})
+    weighting = "own"
+    parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
     training_steps = ()
+    single_exchange = False
 
     class Hyper(FedAvg.Hyper):
         threshold: float = Field(
@@ -104,12 +105,12 @@ class Preprocess(FedAvg):
         state = {**state, "kept": keep[:most]}
         return {"kept": keep[:most].sum()}, state, dict(zip(COUNTS, counts.unbind(0), strict=True))
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         def loss(w: Tree, batch: Batch) -> Tensor:
             return self.task.loss(w, only(batch, state["kept"][self.task.places[batch.rows]]))
 
         w, value = minimize(loss, down["w"], data, hp)
-        return {"w": w}, state, {"loss": value, MODEL: w}
+        return StepResult({"w": w}, state, {"loss": value}, w)
 
     def server_metrics(self, server: Tree) -> dict[str, float]:
         """Precision, recall and F1 of dropped samples as predictions of wrong labels; empty if all labels are right."""

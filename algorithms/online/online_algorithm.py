@@ -7,6 +7,7 @@ from pydantic import Field
 
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.optim.gradient import gradient_and_value
@@ -32,7 +33,8 @@ class Online(Adapting):
     only if `learn` names these tasks: the learner must keep them.
     """
 
-    learns_stream = True
+    trains_on = "stream"
+    parts: ClassVar[Parts] = {}
 
     Hyper: ClassVar[type[OnlineSGD]] = OnlineSGD
 

@@ -25,7 +25,7 @@ Loss = Callable[[Params, Batch], Tensor]
 
 
 LOCAL = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
-"""Floats of `LocalSGD`. An algorithm in which only client steps use them lists them in `client_hyperparameters`."""
+"""Floats of `LocalSGD`, which only client steps use."""
 
 
 class LearningRate(HyperParameters):

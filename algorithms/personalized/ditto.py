@@ -5,10 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.federated.fedavg import FedAvg
-from hedgerow.algorithms.optim.local_sgd import Proximal, minimize
+from hedgerow import BatchSpec, ClientData, FedAvg, Proximal, StepResult, Tree, minimize
 
 
 class Ditto(FedAvg):
@@ -19,7 +16,6 @@ class Ditto(FedAvg):
     """
 
     is_personal = True
-    has_client_models = False
 
     class Hyper(FedAvg.Hyper):
         lam: float = Field(
@@ -35,11 +31,11 @@ class Ditto(FedAvg):
     def init_client(self) -> Tree:
         return {"v": self.task.init()}
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        up, _, metrics = super().train(hp, down, state, data)
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
+        result = super().train(hp, down, state, data)
         near, batches = Proximal(hp.lam, down["w"]), data.batches("personal")
         v, loss = minimize(self.task.loss, state["v"], data, hp, proximal=near, batches=batches)
-        return up, {"v": v}, {**metrics, "personal_loss": loss}
+        return result._replace(state={"v": v}, metrics={**result.metrics, "personal_loss": loss})
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Scores the personal model; for classes also the server's model, as `global_test_accuracy` and its loss."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL
+from hedgerow.algorithms.core.messages import StepResult
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.federated.fedavg import FedAvg
@@ -20,7 +20,6 @@ class PartlyShared(FedAvg):
     """
 
     is_personal = True
-    has_client_models = False
 
     def is_shared(self, name: str) -> bool:
         """Whether a parameter, or a buffer that training changes, is shared."""
@@ -54,10 +53,10 @@ class PartlyShared(FedAvg):
     def client_model(self, down: Tree, state: Tree) -> Params:
         return self.joined(down["w"], state.get("own", {}))
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         w, metrics = self.fit(hp, self.client_model(down, state), data)
         own = self.own_part(w)
-        return {"w": self.shared_part(w)}, {"own": own} if own else {}, {**metrics, MODEL: w}
+        return StepResult({"w": self.shared_part(w)}, {"own": own} if own else {}, metrics, w)
 
     def fit(self, hp: Any, start: Params, data: ClientData) -> tuple[Params, dict[str, Any]]:
         """Trains a client's model; returns it and the metrics of the training."""

@@ -50,7 +50,7 @@ class Personal(Adapting):
     def objective(self, hp: Any) -> Loss:
         return self.task.loss if hp.adapt_in == "inference" else super().objective(hp)
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> Any:
         """Training step of the personalised algorithm, on f_i o T_i."""
         algorithm = copy(self)
         algorithm.task = self.task.with_loss(self.objective(hp))

@@ -14,11 +14,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Exchange, StepResult
+from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD
 from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
 from hedgerow.algorithms.slots.slots import SlottedHyper
@@ -42,7 +43,7 @@ class FedExRounds(Middleware):
         self.algorithm, self.settings = algorithm, settings
         first = {key: value for factor in settings.factors for key, value in factor[0].items()}
         inner = algorithm.inner
-        known = {key.removeprefix("algorithm."): first[key] for key in _drawable(type(inner)) if key in first}
+        known = {key.removeprefix("algorithm."): first[key] for key in _drawable(inner) if key in first}
         inner.hyper = inner.hyper.with_floats(known)
 
     def _path(self, key: str) -> str:
@@ -50,7 +51,7 @@ class FedExRounds(Middleware):
         return key if isinstance(self.algorithm.hyper, SlottedHyper) else key.removeprefix("algorithm.")
 
     def incompatibility(self) -> str | None:
-        if reason := incompatibility(type(self.algorithm.inner), self.algorithm.hyper.name, self.settings.keys):
+        if reason := incompatibility(self.algorithm.inner, self.settings.keys):
             return f"fedex: {reason}"
         if self.algorithm.task.is_static:
             return (
@@ -148,16 +149,16 @@ class FedExRounds(Middleware):
                 if data.batched
                 else hp.with_floats({path: value.item() for path, value in own.items()})
             )
-        up, new_state, metrics = step(hp, down, state, data)
+        result = StepResult.of(step(hp, down, state, data))
         if FEDEX not in data.streams:
-            return up, new_state, metrics
-        if MODEL not in metrics:
+            return result
+        if result.model is None:
             raise ContractError(
-                f"its step `{name}` is one of `training_steps`, but returns no model, which FedEx scores; return the "
-                "client's model in the metrics under MODEL"
+                f"its step `{name}` is one of `training_steps`, but returns no model, which FedEx scores; return it "
+                "as the `model` of the StepResult"
             )
-        w = self.algorithm.evaluate_params({"w": metrics[MODEL]})
-        return up, new_state, {**metrics, **self._scores(w, data)}
+        w = self.algorithm.evaluate_params({"w": result.model})
+        return result._replace(metrics={**result.metrics, **self._scores(w, data)})
 
     def _scores(self, w: Tree, data: ClientData) -> dict[str, Tensor]:
         """Error of a model on a client's validation samples (NaN if there are none), and their number."""
@@ -174,15 +175,19 @@ class FedExRounds(Middleware):
         return {ERROR: 1 - correct / samples, SAMPLES: samples}
 
 
-def _drawable(algorithm: type[Algorithm]) -> list[str]:
-    """Keys of an experiment file whose values the clients of an algorithm can draw."""
-    has_training = algorithm.training_steps and not algorithm.is_centralized
-    return [f"algorithm.{key}" for key in algorithm.client_hyperparameters] if has_training else []
+def _drawable(algorithm: Algorithm) -> list[str]:
+    """Keys of an experiment file whose values the clients of an algorithm can draw: floats that only their training
+    uses.
+    """
+    if not algorithm.training_steps or algorithm.trains_on != "clients":
+        return []
+    solver = LOCAL if isinstance(algorithm.hyper, LocalSGD) else ()
+    return [f"algorithm.{key}" for key in dict.fromkeys((*solver, *algorithm.inferred.client_floats))]
 
 
-def incompatibility(algorithm: type[Algorithm], name: str, keys: list[str]) -> str | None:
+def incompatibility(algorithm: Algorithm, keys: list[str]) -> str | None:
     """Returns one sentence on why clients of an algorithm cannot draw the values of these keys; None if they can."""
-    drawable = _drawable(algorithm)
+    drawable, name = _drawable(algorithm), algorithm.hyper.name
     if not drawable:
         return f"clients of {name} have no hyperparameters that they can draw by FedEx; use another kind of search"
     for key in keys:

@@ -11,9 +11,17 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import ClientStep, Cohort, Exchange, Exchanges, ExchangeSteps, StepResult
+from hedgerow.algorithms.core.messages import (
+    Aggregate,
+    ClientStep,
+    Cohort,
+    Exchange,
+    Exchanges,
+    ExchangeSteps,
+    StepResult,
+)
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task
 
@@ -54,7 +62,7 @@ class Middleware:
 
     def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         """Runs a client step. name: its name, maybe with `AS_IS`."""
-        return step(hp, down, state, data)
+        return StepResult.of(step(hp, down, state, data))
 
     def init_server(self) -> Tree:
         """Returns entries that it adds to the initial server state."""
@@ -179,7 +187,7 @@ class ComposedAlgorithm:
                 run: ClientStep = getattr(self.inner, name.removesuffix(AS_IS))
                 for one in self.middleware:
                     run = partial(one.client, name, run)
-                return run(hp, down, state, data)
+                return StepResult.of(run(hp, down, state, data))
 
             step.__name__ = name
             self._steps[name] = MethodType(step, self)

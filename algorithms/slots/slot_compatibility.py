@@ -24,7 +24,7 @@ def weighting_of(inner: Algorithm, slots: Slots) -> Weighting | None:
     number of its samples is a client's own claim, and the noise is that of an unweighted mean.
     """
     aggregation = slots.aggregation
-    is_default = aggregation.weighting is None and inner.weighting == "samples" and not inner.fixes_weights
+    is_default = aggregation.weighting is None and inner.weighting in (None, "samples")
     noisy = any(transform.adds_server_noise for transform in slots.transforms)
     return "uniform" if is_default and (noisy or not aggregation.rule.is_mean) else aggregation.weighting
 
@@ -53,7 +53,7 @@ def slots_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str
     optimizer, rule = aggregation.server_optimizer, aggregation.rule
     if reason := _wrong_declaration(inner, hyper, initial):
         return reason
-    if aggregation.weighting is not None and (inner.fixes_weights or not (inner.parts or inner.weighting)):
+    if aggregation.weighting is not None and (inner.weighting == "own" or not (inner.parts or inner.weighting)):
         return f"aggregation.weighting: {name} defines its own client weights; set it to null"
     if not aggregation.rule.is_mean and not inner.parts:
         return f"aggregation.rule: {name} does not average client updates; set its kind to mean"
@@ -71,7 +71,7 @@ def slots_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str
         return f"aggregation.rule: it would permanently bias the server state of {name}; set its kind to mean"
     if not rule.uses_weights and aggregation.weighting == "samples":
         return f"aggregation.weighting: {rule.kind} treats all clients equally; set it to uniform"
-    if not rule.uses_weights and inner.fixes_weights:
+    if not rule.uses_weights and inner.weighting == "own":
         return f"aggregation.rule: {rule.kind} treats clients equally, and {name} weights them; choose another rule"
     if not aggregation.rule.is_mean and inner.has_opaque_parts:
         return f"aggregation.rule: {name} sends values that only a mean can combine; set its kind to mean"
@@ -81,11 +81,11 @@ def slots_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> str
     if objective is not None:
         if not inner.training_steps:
             return f"objective: {name} has its own loss; remove it"
-        if inner.is_centralized and (reason := objective.centralized_incompatibility(inner.hyper)):
+        if inner.trains_on == "pool" and (reason := objective.centralized_incompatibility(inner.hyper)):
             return reason
         if reason := objective.incompatibility(inner.task):
             return reason
-        if inner.is_centralized and objective.init_client(inner.task):
+        if inner.trains_on == "pool" and objective.init_client(inner.task):
             return f"objective: {name} has no clients, but {objective.kind} needs client state; remove it"
     return None
 
@@ -94,6 +94,9 @@ def _wrong_declaration(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> 
     """Returns which declaration that the slots need names a missing step or entry; None if all are right."""
     where, aggregation = f"algorithm.name: {type(inner).__name__}", hyper.aggregation
     entries = f"entries ({', '.join(initial)})"
+    is_own = not type(inner).__module__.startswith("hedgerow.")
+    if changes_updates(hyper) and not inner.parts and is_own and (doubt := inner.inferred.doubt):
+        return f"{where}: the slots of this experiment need to know what its clients send, and {doubt}; declare `parts`"
     needed = inner.parts if changes_updates(hyper) else {}
     for step, parts in needed.items():
         if not callable(getattr(inner, step, None)):
@@ -151,7 +154,7 @@ def _transform_objection(inner: Algorithm, hyper: SlottedHyper, initial: Tree, i
             return f"transforms.{i}: {name} also sends values that no noise protects; remove it"
         if not aggregation.rule.is_mean:
             return f"transforms.{i}: its noise is that of a mean; set aggregation.rule to mean"
-        if inner.fixes_weights or aggregation.weighting == "samples":
+        if inner.weighting == "own" or aggregation.weighting == "samples":
             return f"transforms.{i}: its noise is that of an unweighted mean; set aggregation.weighting to uniform"
     if transform.encodes and i + 1 < len(hyper.transforms):
         return f"transforms.{i}: it encodes updates, which later transforms cannot read; put it last"

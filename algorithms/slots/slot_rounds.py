@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from hedgerow.algorithms.attacks.attack import attackers
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Exchange, StepResult
+from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map, zeros_like
 from hedgerow.algorithms.objectives.objective import Objective
@@ -290,22 +289,22 @@ class SlotRounds(Middleware):
             inner = copy(self.inner)
             inner.task = task.with_loss(loss)
             step = getattr(inner, name)
-        up, new_state, metrics = step(hp.algorithm, down, inner_state, data)
-        if objective is not None and OBJECTIVE in slot_state and MODEL not in metrics:
+        up, new_state, metrics, model = StepResult.of(step(hp.algorithm, down, inner_state, data))
+        if objective is not None and OBJECTIVE in slot_state and model is None:
             raise ContractError(
                 f"its step `{name}` is one of `training_steps`, but returns no model, which the objective needs; "
-                "return the client's model in the metrics under MODEL"
+                "return it as the `model` of the StepResult"
             )
-        if objective is not None and MODEL in metrics:
+        if objective is not None and model is not None:
             with evaluation_mode():
-                memory, extra = objective.end(task, hp, metrics[MODEL], slot_state.get(OBJECTIVE, {}), context, data)
+                memory, extra = objective.end(task, hp, model, slot_state.get(OBJECTIVE, {}), context, data)
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if rewrites:
             up, new_state, transforms = self._sent(
                 name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), received, data, attacks
             )
             slot_state |= _branches({TRANSFORMS: transforms})
-        return up, {**new_state, **slot_state}, metrics
+        return StepResult(up, {**new_state, **slot_state}, metrics, model)
 
     def _sent(
         self,

@@ -1,6 +1,7 @@
 """Which slots an algorithm supports, as derived from its declarations."""
 
 from collections.abc import Callable
+from typing import Any
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 
@@ -20,14 +21,14 @@ def _keeps_client_states(algorithm: Algorithm) -> bool:
 SLOTS: dict[str, Callable[[Algorithm], bool]] = {
     "aggregation.rule": _takes_rules,
     "aggregation.weighting": lambda algorithm: (
-        not algorithm.fixes_weights and bool(algorithm.parts or algorithm.weighting)
+        algorithm.weighting != "own" and bool(algorithm.parts or algorithm.weighting)
     ),
     "aggregation.server_optimizer": lambda algorithm: algorithm.optimizes is not None,
     "transforms": _averages,
     "objective": lambda algorithm: bool(algorithm.training_steps),
-    "simulation.attack": lambda algorithm: _averages(algorithm) and not algorithm.requires_full_participation,
-    "privacy": lambda algorithm: type(algorithm).supports_privacy() and not algorithm.has_opaque_parts,
-    "schedule": lambda algorithm: type(algorithm).supports_async() and not _keeps_client_states(algorithm),
+    "simulation.attack": lambda algorithm: _averages(algorithm) and "all_clients" not in algorithm.needs,
+    "privacy": lambda algorithm: algorithm.supports_privacy,
+    "schedule": lambda algorithm: algorithm.supports_async and not _keeps_client_states(algorithm),
 }
 """Slot, by its key in the experiment file -> whether the declarations of an algorithm allow it."""
 
@@ -38,7 +39,12 @@ def supported_slots(kind: type[Algorithm]) -> dict[str, bool]:
     A supported slot may still refuse single values of it, such as server momentum, error feedback, or weights by
     samples where the server state accumulates.
     """
-    # Declarations may depend on hyperparameters, and never on the task.
-    algorithm = kind.__new__(kind)
-    algorithm.hyper = kind.Hyper.model_construct()
+    algorithm = without_task(kind, kind.Hyper.model_construct())
     return {slot: supports(algorithm) for slot, supports in SLOTS.items()}
+
+
+def without_task(kind: type[Algorithm], hyper: Any) -> Algorithm:
+    """Returns an algorithm for its declarations, which may depend on hyperparameters, and never on the task."""
+    algorithm = kind.__new__(kind)
+    algorithm.hyper = hyper
+    return algorithm

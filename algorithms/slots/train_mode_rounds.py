@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.layer_context import LayerContext, TrainMode
-from hedgerow.algorithms.core.messages import MODEL, ClientStep, Cohort, Exchange, StepResult
+from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Cohort, Exchange, StepResult
 from hedgerow.algorithms.core.parts import MessageSize, Wire
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.slots.middleware import AS_IS, ComposedAlgorithm, Middleware
@@ -79,7 +78,7 @@ class TrainModeRounds(Middleware):
             return f"algorithm.starts: models with {layers} are not trained side by side; set it to 1"
         if getattr(inner.hyper, "solver", "sgd") == "newton":
             return f"algorithm.solver: newton needs one function to minimise, and the model has {layers}; set it to sgd"
-        if self.is_local and inner.is_centralized:
+        if self.is_local and inner.trains_on == "pool":
             return f"task.model.buffers: {name} has no clients that could keep their own; set it to average"
         return None
 
@@ -146,7 +145,8 @@ class TrainModeRounds(Middleware):
             own_down, state = tree_map(Tensor.clone, own_down), tree_map(Tensor.clone, state)
         with context.entered():
             own_state = {key: entry for key, entry in state.items() if key != BUFFERS}
-            up, new_state, metrics = step(hp, own_down, own_state, data)
+            result = StepResult.of(step(hp, own_down, own_state, data))
+        up, new_state, metrics, model = result
         if own:
             new_state = {**new_state, BUFFERS: {name: context.buffers[name] for name in own}}
         if SHARE in down:
@@ -154,9 +154,9 @@ class TrainModeRounds(Middleware):
             after = {name: context.buffers[name] for name in averaged}
             sums = {name: value.to(_wide(value)) * share.to(_wide(value)) for name, value in after.items()}
             up = {**up, BUFFERS: sums, SHARE: share}
-        if MODEL in metrics and trains:
-            metrics = {**metrics, MODEL: {**metrics[MODEL], **context.buffers}}
-        return up, new_state, metrics
+        if model is not None and trains:
+            model = {**model, **context.buffers}
+        return StepResult(up, new_state, metrics, model)
 
 
 def _shares(exchange: Exchange, cohort: Cohort) -> Tensor:

@@ -26,7 +26,7 @@ class AlgorithmChoice(Choice):
     """An algorithm with its declared flags."""
 
     flags: tuple[str, ...] = ()
-    """Requirements and capabilities: names of the class attributes of `Algorithm` that are True for it."""
+    """Words of its `needs`, where it trains unless on clients, and names of class attributes that are True for it."""
     slots: dict[str, bool] = field(default_factory=dict)
     """Slot of an experiment file -> whether the algorithm supports it, as far as its declarations say."""
 
@@ -56,8 +56,10 @@ def models() -> list[Choice]:
 
 
 def flags(algorithm: type[Algorithm]) -> tuple[str, ...]:
-    """Names of the boolean class attributes of `Algorithm` that this class sets to True."""
-    return tuple(name for name, value in vars(Algorithm).items() if value is False and getattr(algorithm, name))
+    """Words of `needs`, where the algorithm trains unless on clients, and names of its attributes that are True."""
+    place = [] if algorithm.trains_on == "clients" else [algorithm.trains_on]
+    attributes = [name for name, value in vars(Algorithm).items() if value is False and getattr(algorithm, name)]
+    return *sorted(algorithm.needs), *place, *attributes
 
 
 def said(kind: type) -> str:

@@ -110,9 +110,6 @@ def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source:
             raise
         hyper = algorithms.section(name)
     experiment = _validated(values, hyper, lines, source)
-    if experiment.evaluation.follows and algorithm and not algorithm.has_client_models:
-        place = lines.get(("evaluation", "model"), source)
-        raise UserError(f"{place}: evaluation.model: {name} has no client models to average; set it to server")
     if algorithm:
         _fits_its_loop(experiment, algorithm, lines.get(("algorithm", "name"), source))
         copyreg.pickle(type(experiment), _reduce)
@@ -133,18 +130,18 @@ def _validated(
 def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
     """Check that the algorithm fits the task: a stream, or a bilevel problem. Raises UserError."""
     stream, name = experiment.task.partition.is_stream, experiment.algorithm.name
-    if algorithm.learns_stream and not stream:
+    if algorithm.trains_on == "stream" and not stream:
         raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
-    if stream and not algorithm.learns_stream:
-        choices = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).learns_stream))
+    if stream and algorithm.trains_on != "stream":
+        choices = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).trains_on == "stream"))
         raise UserError(f"{place}: algorithm.name: {name} does not learn streams; choose one of {choices}")
-    problem, bilevel = experiment.task.problem, algorithm.is_bilevel
+    problem, bilevel = experiment.task.problem, "bilevel" in algorithm.needs
     if bilevel and problem is None:
         raise UserError(
             f"{place}: algorithm.name: {name} is a bilevel algorithm; set `task.problem`, such as {{kind: cleaning}}"
         )
     if isinstance(problem, QuadraticProblem) and not bilevel:
-        choices = ", ".join(sorted(name for name in ALGORITHMS if algorithms.resolve(name).is_bilevel))
+        choices = ", ".join(sorted(name for name in ALGORITHMS if "bilevel" in algorithms.resolve(name).needs))
         raise UserError(f"{place}: algorithm.name: {name} is not a bilevel algorithm; choose one of {choices}")
 
 

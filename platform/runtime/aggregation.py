@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Predictions
-from hedgerow.algorithms.core.messages import Reduction
+from hedgerow.algorithms.core.messages import Predictions, Reduction
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 

@@ -9,16 +9,16 @@ import logging
 import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
-from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, UnknownStreamError
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
+from hedgerow.algorithms.core.algorithm import Algorithm, Need
+from hedgerow.algorithms.core.client_data import ClientData, UnknownStreamError
+from hedgerow.algorithms.core.inference import shorter
+from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, difference, leaves, stack, tree_map
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
@@ -65,6 +65,11 @@ def check_contract(
     key = type(algorithm.inner), type(algorithm.task.module), values, arrays
     if key in _passed:
         return
+    if unknown := sorted(algorithm.inner.needs - set(get_args(Need))):
+        raise UserError(
+            f"algorithm.name: {type(algorithm.inner).__name__}.needs has {unknown[0]!r}; choose from "
+            f"{', '.join(get_args(Need))}"
+        )
     large = sum(p.numel() for p in algorithm.task.module.parameters()) >= LARGE
     inner, hyper = algorithm.inner, algorithm.inner.hyper
     # Few loops and samples may be too few for the user's own code: if it fails, it is tried with all of them.
@@ -96,7 +101,7 @@ def _dry_run(
 ) -> None:
     """Run round 1 and an evaluation with at most `samples` of each client. large: whether the model is."""
     sizes = partition.train_sizes
-    if algorithm.inner.learns_stream:
+    if algorithm.inner.trains_on == "stream":
         clients, population = np.zeros(1, np.int64), experiment.rounds
     else:
         # The first and the last client: some algorithms treat the first clients differently.
@@ -138,6 +143,8 @@ class _DryRun:
     states: dict[int, Tree] = field(default_factory=dict)
     wrote: dict[int, str] = field(default_factory=dict)
     """Client id -> name of the step that returned its state."""
+    has_models: bool = False
+    """Whether a step has returned clients' own models."""
 
     @property
     def steps(self) -> int:
@@ -157,6 +164,9 @@ class _DryRun:
             raise self.violation(
                 f"the server state that `round` returns {mismatch} `init_server`; return the complete state"
             )
+        if self.experiment.evaluation.follows and (self.inner.is_personal or not self.has_models):
+            name = self.experiment.algorithm.name
+            raise UserError(f"evaluation.model: {name} has no client models to average; set it to server")
         if schedule := self.experiment.schedule:
             arrived = [Group(0, cohort.clients)]
             stale = StaleRound(schedule, 0, arrived, {}, self.inner.parts, algorithm.hyper)
@@ -222,11 +232,11 @@ class _DryRun:
             return Aggregate({}, np.zeros(0, bool), {})
         partial = PartialAggregate(exchange.reduce)
         weights = np.ones(n) if exchange.weights is None else np.asarray(exchange.weights, np.float64)
-        for rows, (up, state, metrics) in self.answered(exchange, number):
+        for rows, (up, state, metrics, models) in self.answered(exchange, number):
+            self.has_models |= bool(models) and exchange.on == "clients"
             # Divergence does not break the contract: non-finite values become zeros.
             up, metrics = (tree_map(lambda leaf: leaf[0], tree) for tree in (up, metrics))
             up = tree_map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0), up)
-            metrics.pop(MODEL, None)
             factors = metrics[exchange.weighted_by].double() if exchange.weighted_by else 1.0
             partial.add(
                 up,
@@ -276,7 +286,7 @@ class _DryRun:
     def is_batched(self, exchange: Exchange) -> bool:
         """Whether the plan of a step may batch it."""
         mode = self.experiment.engine.mode
-        if exchange.on != "clients" or mode == "loop" or self.inner.no_vmap:
+        if exchange.on != "clients" or mode == "loop":
             return False
         if getattr(self.algorithm.task.module, "no_vmap", None):
             return False
@@ -284,7 +294,7 @@ class _DryRun:
             return True
         actors = self.experiment.resources.actors
         share = self.experiment.cohort_size(self.cohort.population) / (actors if isinstance(actors, int) else 1)
-        return share > 1 and not self.inner.learns_stream
+        return share > 1 and self.inner.trains_on != "stream"
 
     def not_batched(self, exchange: Exchange, error: Exception) -> Exception:
         """Error for a step that works for one client, but not for several at once."""
@@ -317,7 +327,7 @@ class _DryRun:
             exchange.step.__name__,
             exchange.clients,
             position=number,
-            batches=self.shorter(exchange.batches),
+            batches=shorter(exchange.batches, self.steps, self.samples),
             plan=plan,
             keyed=exchange.keyed,
         )
@@ -341,19 +351,6 @@ class _DryRun:
                 f"{', '.join(map(repr, exchange.batches)) or 'none'}; add it to `batches`"
             ) from error
 
-    def shorter(self, batches: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
-        """Same streams with few mini-batches, but never more than a step may expect from its clients' sizes."""
-        limits = [spec.steps for spec in batches.values() if spec.steps]
-        # If a step takes several mini-batches of a stream at a time, that stream is longer in proportion.
-        share = min(1.0, self.steps / min(limits, default=self.steps))
-        result = {}
-        for name, spec in batches.items():
-            size = min(spec.size or self.samples, self.samples)
-            passes = spec.epochs * -(-self.samples // size)
-            steps = ceil(spec.steps * share) if spec.steps else self.steps if passes > self.steps else None
-            result[name] = replace(spec, size=size, steps=steps)
-        return result
-
     def stacked(self, exchange: Exchange, number: int, clients: np.ndarray) -> Tree:
         """Client states, stacked: leaves (1, clients, ...)."""
         if exchange.on != "clients":
@@ -367,21 +364,19 @@ class _DryRun:
     def check_answer(self, exchange: Exchange, answer: Any) -> None:
         """Check the return value of a step for one client."""
         name = f"its step `{exchange.step.__name__}`"
-        if not isinstance(answer, tuple) or len(answer) != 3:
-            raise self.violation(f"{name} returns {_kind(answer)}; return a tuple (up, state, metrics)")
-        for part, tree in zip(("up", "state", "metrics"), answer, strict=True):
+        if not isinstance(answer, StepResult) and (not isinstance(answer, tuple) or len(answer) != 3):
+            raise self.violation(f"{name} returns {_kind(answer)}; return StepResult(update, state, metrics, model)")
+        result = StepResult.of(answer)
+        for part, tree in result._replace(model={} if result.model is None else result.model)._asdict().items():
             if not _is_tree(tree):
                 raise self.violation(
-                    f"{name} returns {_kind(tree)} as `{part}`, the {_ORDINAL[part]} of (up, state, metrics); return a "
-                    "dictionary of tensors, empty if there are none"
+                    f"{name} returns {_kind(tree)} as `{part}` of its StepResult; return a dictionary of tensors, "
+                    "empty if there are none"
                 )
-        for metric, value in answer[2].items():
-            if metric != MODEL and (not isinstance(value, Tensor) or value.dim()):
+        for metric, value in result.metrics.items():
+            if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
                 raise self.violation(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
-
-
-_ORDINAL = {"up": "first", "state": "second", "metrics": "third"}
 
 
 def _is_tree(value: Any) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from hedgerow.algorithms.core.algorithm import Aggregate
-from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.messages import Aggregate, Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import DISK_FULL, UserError
 from hedgerow.platform.common.own_code_errors import own_errors

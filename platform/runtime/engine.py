@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, Split
 from hedgerow.algorithms.core.keyed_random import seeded
-from hedgerow.algorithms.core.messages import ClientStep
+from hedgerow.algorithms.core.messages import ClientStep, StepResult
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.algorithms.core.torch_private import allow_recompilations
 from hedgerow.algorithms.optim.batched_functions import batched_attention
@@ -176,8 +176,8 @@ class Samples:
         return result
 
 
-Answers = tuple[Tree, Tree, dict[str, Tensor]]
-"""Updates, states and metrics of a chunk of clients; every leaf has leading dimensions (E, clients)."""
+Answers = tuple[Tree, Tree, dict[str, Tensor], Tree]
+"""Updates, states, metrics and models of a chunk of clients; every leaf has leading dimensions (E, clients)."""
 
 
 def run_clients(
@@ -218,6 +218,12 @@ def run_clients(
         yield slice(start, start + size), answers
 
 
+def _answer(result: Any) -> Answers:
+    """Answer of one client."""
+    update, state, metrics, model = StepResult.of(result)
+    return update, state, metrics, model or {}
+
+
 Run = Callable[[Tree, Tree, Any, Tree], Any]
 """Maps (per-client messages, states, streams, keys of views) of a chunk to its answers."""
 
@@ -242,7 +248,7 @@ def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sample
         for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True)):
             message, mine = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
             with _seeded(own):
-                answers.append(step(hp, {**down, **message}, mine, data))
+                answers.append(_answer(step(hp, {**down, **message}, mine, data)))
         if len(answers) == 1:
             return tuple(tree_map(lambda leaf: leaf[None, None], tree) for tree in answers[0])
         return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
@@ -319,7 +325,7 @@ def _vmapped(
             own = keys.pop("", None)
             data = ClientData(samples.x, samples.y, samples.prepare, streams, True, keys, samples.augment, key=own)
             with direct_gradients() if direct else nullcontext():
-                return step(hp, {**down, **extra}, state, data)
+                return _answer(step(hp, {**down, **extra}, state, data))
 
         randomness = "different" if "" in keys else "error"
         return torch.func.vmap(one, randomness=randomness)(extra, state, streams, keys)

@@ -6,9 +6,9 @@ from itertools import chain
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm, Predictions
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.measures import Scoring
-from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import SPENT, Aggregate, Cohort, Exchange, Exchanges, Predictions
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
 from hedgerow.platform.storage.history import RoundRecord

@@ -6,9 +6,8 @@ from typing import Self
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import BatchSpec, Split
-from hedgerow.algorithms.core.messages import Cohort, Exchange, ExchangeSteps
+from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange, ExchangeSteps
 from hedgerow.algorithms.core.pytree import Tree, leaves
 from hedgerow.algorithms.slots.middleware import Middleware
 from hedgerow.platform.data.partition import Slices

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
-from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.messages import Aggregate, Exchange, Predictions
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment

@@ -111,7 +111,7 @@ def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
         fix = "choose iid or natural" if key == "kind" else "remove it"
         raise UserError(f"task.partition.{key}: {getattr(task.partition, key)} {needs}; {fix}")
     name = experiment.algorithm.name
-    if algorithm_class(name).needs_classes:
+    if "classes" in algorithm_class(name).needs:
         raise UserError(f"algorithm.name: {name} {needs}; choose another algorithm, such as fedavg")
     if experiment.objective is not None and experiment.objective.needs_classes:
         raise UserError(f"objective.kind: {experiment.objective.kind} {needs}; remove the objective")
@@ -216,12 +216,12 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_stack(experiment, algorithm, len(partition))
     if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
         raise UserError(reason)
-    if inner.requires_full_participation and experiment.cohort_size(len(partition)) < len(partition):
+    if "all_clients" in inner.needs and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
-    if experiment.simulation and (inner.requires_full_participation or inner.is_centralized):
+    if experiment.simulation and ("all_clients" in inner.needs or inner.trains_on == "pool"):
         why = (
             "needs all clients in every round"
-            if inner.requires_full_participation
+            if "all_clients" in inner.needs
             else "trains in one place, without clients"
         )
         raise UserError(f"simulation: {name} {why}; remove it")
@@ -251,7 +251,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
                 f"task.model: {experiment.task.model.name} normalises by statistics of all clients' samples, and "
                 f"{own}; choose another model"
             )
-    if inner.needs_validation and not partition.shares()["validation"].sizes.all():
+    if "validation" in inner.needs and not partition.shares()["validation"].sizes.all():
         raise UserError(
             f"task.partition.validation: every client needs validation samples with {name}, for its upper level or "
             "as the server's own samples; raise it"
@@ -275,7 +275,7 @@ def _check_privacy(experiment: Experiment, algorithm: ComposedAlgorithm, populat
     normalises = algorithm.task.is_static or not all(algorithm.inner.keeps_buffer(name) for name in averaged or ())
     reasons = [
         (
-            not type(algorithm.inner).supports_privacy() or algorithm.inner.has_opaque_parts,
+            not algorithm.inner.supports_privacy,
             f"privacy: a round of {name} is not one update of each client, which a clip and noise can cover; remove it",
         ),
         (clips, "transforms: `privacy` clips and adds noise itself; remove the clip and the noise"),
@@ -323,7 +323,7 @@ def _check_validation(experiment: Experiment, algorithm: ComposedAlgorithm) -> N
             f"task.validation.from: with {name} every client has its own model, which the server's samples cannot "
             "score; set it to clients"
         )
-    if getattr(task.partition, "validation", 0.0) and not (algorithm.inner.needs_validation or task.problem):
+    if getattr(task.partition, "validation", 0.0) and not ("validation" in algorithm.inner.needs or task.problem):
         raise UserError(
             f"task.partition.validation: {name} does not use it; remove it, or set `task.validation` to hold back "
             "samples for choosing hyperparameters"
@@ -413,7 +413,7 @@ def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: ComposedA
 def _check_plans(experiment: Experiment, algorithm: ComposedAlgorithm) -> None:
     """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
     name, inner = experiment.algorithm.name, algorithm.inner
-    no_vmap = inner.no_vmap or getattr(inner.task.module, "no_vmap", None)
+    no_vmap = getattr(inner.task.module, "no_vmap", None)
     if experiment.engine.compile is True or any(plan.compiled for plan in experiment.engine.plans.values()):
         require_compiler("engine", "set compile to false, or remove the plans")
     if experiment.engine.mode == "vmap" and experiment.no_vmap:

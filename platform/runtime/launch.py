@@ -62,7 +62,7 @@ def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Pa
     algorithms = build_algorithms(experiments, dataset, partition)
     return [
         OnlineServer(experiment, algorithm, partition, dataset)
-        if algorithm.inner.learns_stream
+        if algorithm.inner.trains_on == "stream"
         else FederatedServer(experiment, algorithm, partition, len(dataset.y_test))
         for experiment, algorithm in zip(experiments, algorithms, strict=True)
     ]

@@ -52,4 +52,7 @@ def compose(
         TrainModeRounds(algorithm) if inner.task.train_mode is not None else None,
         FedExRounds(algorithm, fedex) if fedex is not None else None,
     )
+    if algorithm.middleware:
+        # Inferred here, because a compiled step cannot do it.
+        _ = inner.parts, inner.training_steps
     return algorithm

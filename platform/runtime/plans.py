@@ -116,7 +116,8 @@ class Plans:
         if getattr(module, "train_mode", None) is not None:
             # Replacements of torch functions are not traced.
             engine = engine.model_copy(update={"compile": False})
-        no_vmap = owner_of(exchange).inner.no_vmap or getattr(module, "no_vmap", None)
+        hyper = owner_of(exchange).inner.hyper
+        no_vmap = getattr(hyper, "no_vmap", None) or getattr(module, "no_vmap", None)
         return tune_plan(engine, no_vmap, workload, key, cost)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Predictions
-from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps
+from hedgerow.algorithms.core.messages import SPENT, Aggregate, Cohort, Exchange, Exchanges, ExchangeSteps, Predictions
 from hedgerow.algorithms.core.pytree import Tree, add, count, difference
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.algorithms.slots.slot_compatibility import OPTIMIZER
@@ -347,8 +346,7 @@ class FederatedServer:
 
     def _with_predictions(self, evaluation: Exchanges, delivery: Delivery) -> ExchangeSteps:
         """Run an evaluation, and set `predictions`, if they are to be kept."""
-        keeps = self.keeps_predictions and self.algorithm.inner.returns_predictions
-        keeper = PredictionKeeper(self.algorithm) if keeps else None
+        keeper = PredictionKeeper(self.algorithm) if self.keeps_predictions else None
         result = yield from through(evaluation, delivery, keeper)
         # An evaluation that scores several models has no single prediction.
         self.predictions = keeper.predictions[0] if keeper and len(keeper.predictions) == 1 else None

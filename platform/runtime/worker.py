@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import is_narrow
-from hedgerow.algorithms.core.messages import MODEL, PREDICTIONS
+from hedgerow.algorithms.core.messages import PREDICTIONS
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
@@ -204,9 +204,8 @@ class Worker:
         )
         for rows, answers in chunks:
             for i, (shard, part) in enumerate(zip(shards, partials, strict=True)):
-                up, state, metrics = (tree_map(lambda leaf, i=i: leaf[i], tree) for tree in answers)
+                up, state, metrics, model = (tree_map(lambda leaf, i=i: leaf[i], tree) for tree in answers)
                 finite = finite_clients(up, rows.stop - rows.start)
-                model = metrics.pop(MODEL, None)
                 if predictions := metrics.pop(PREDICTIONS, None):
                     part.add_predictions(predictions)
                 weights = torch.from_numpy(shard.weights[rows])
@@ -232,16 +231,16 @@ class Worker:
         shard: WorkShard,
         positions: np.ndarray,
         state: Tree,
-        model: Tree | None,
+        model: Tree,
         finite: torch.Tensor,
         part: PartialAggregate,
     ) -> None:
-        """Keep the new states of clients that did not diverge. model: their own models, if the step returns them."""
+        """Keep the new states of clients that did not diverge. model: their own models, {} if the step returns none."""
         if self.track_models:
             before = self._lasting(shard, positions)[LATEST_CLIENT_MODEL]
-            if model is not None:
+            if model:
                 part.add_client_model_delta(sub(model, before), finite)
-            state = {**state, LATEST_CLIENT_MODEL: before if model is None else model}
+            state = {**state, LATEST_CLIENT_MODEL: model or before}
         if not state:
             return
         if not finite.all():

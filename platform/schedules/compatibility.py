@@ -11,7 +11,7 @@ def schedule_objection(experiment: Experiment, algorithm: ComposedAlgorithm, pop
     assert schedule is not None
     hyper = algorithm.hyper
     transforms = getattr(hyper, "transforms", ())
-    if not type(algorithm.inner).supports_async():
+    if not algorithm.inner.supports_async:
         return f"schedule: a round of {name} is not one exchange that only averages updates; remove it"
     if not experiment.aggregation.rule.is_mean:
         return "schedule: it weights updates by their staleness, which only a mean does; set aggregation.rule to mean"

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate
-from hedgerow.algorithms.core.messages import Exchange, ExchangeSteps
+from hedgerow.algorithms.core.messages import Aggregate, Exchange, ExchangeSteps
 from hedgerow.algorithms.core.parts import ContractError, Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.slots.middleware import Middleware

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hedgerow.platform.common.section import section_classes, tag
-from hedgerow.platform.config.choices import said, source
+from hedgerow.platform.config.choices import flags, said, source
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import apply_override, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
@@ -26,16 +26,16 @@ MAPS = {"name": "resnet", "channels": [8, 16], "blocks": [1, 1]}
 """A small network with feature maps."""
 
 NEEDS: dict[str, dict[str, Any]] = {
-    "learns_stream": {"task": {"partition": {"kind": "stream", "tasks": ROUNDS, "train": 100}}},
-    "needs_teacher": {"task": {"teacher": {"model": {"name": "mlp", "hidden": [100]}, "epochs": 5}}},
-    "needs_feature_maps": {"task": {"model": MAPS, "teacher": {"model": MAPS | {"channels": [16, 32]}}}},
-    "needs_early_exit": {"task": {"model": {**MAPS, "name": "resnet_exit", "exit_after": 1}}},
-    "requires_full_participation": {"participation": 1.0, "task": {"partition": {"clients": 10}}},
+    "stream": {"task": {"partition": {"kind": "stream", "tasks": ROUNDS, "train": 100}}},
+    "teacher": {"task": {"teacher": {"model": {"name": "mlp", "hidden": [100]}, "epochs": 5}}},
+    "feature_maps": {"task": {"model": MAPS, "teacher": {"model": MAPS | {"channels": [16, 32]}}}},
+    "early_exit": {"task": {"model": {**MAPS, "name": "resnet_exit", "exit_after": 1}}},
+    "all_clients": {"participation": 1.0, "task": {"partition": {"clients": 10}}},
     "is_personal": {"task": {"partition": {"clients": 20, "holdout": 0.3}}},
-    "is_bilevel": {"task": {"problem": {"kind": "cleaning"}}},
-    "needs_cleaning": {"task": {"problem": {"kind": "cleaning"}}},
-    "needs_validation": {"task": {"partition": {"validation": 0.3}}},
-    "needs_public": {"task": {"public": {"samples": 640}}},
+    "bilevel": {"task": {"problem": {"kind": "cleaning"}}},
+    "cleaning": {"task": {"problem": {"kind": "cleaning"}}},
+    "validation": {"task": {"partition": {"validation": 0.3}}},
+    "public": {"task": {"public": {"samples": 640}}},
 }
 """Flag of an algorithm -> settings that its task needs."""
 
@@ -56,9 +56,9 @@ def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root
         },
         "algorithm": {"name": algorithm, **SETTINGS.get(algorithm, {})},
     }
-    for flag, settings in NEEDS.items():
-        if getattr(algorithm_type, flag):
-            _merge(values, settings)
+    has = flags(algorithm_type)
+    for settings in (settings for flag, settings in NEEDS.items() if flag in has):
+        _merge(values, settings)
     lines = dict[Keys, str]()
     for override in overrides:
         apply_override(values, lines, override)

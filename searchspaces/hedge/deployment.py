@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from hedgerow.algorithms.core.algorithm import Predictions
+from hedgerow.algorithms.core.messages import Predictions
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.checkpoint import load_sealed, save_sealed

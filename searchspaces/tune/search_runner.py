@@ -28,7 +28,6 @@ from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.logger_section import build_loggers
-from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
@@ -449,12 +448,12 @@ def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Da
     if len(splits) > 1:
         return "the experts are not scored on the same samples, because the search changes the partition or the seed"
     algorithms = {
-        json.dumps([overrides.get(key) for key in ("algorithm", "algorithm.name")]): overrides
+        json.dumps([overrides.get(key) for key in ("algorithm", "algorithm.name", "algorithm.starts")]): overrides
         for overrides in configurations
     }
-    for name in {plan.trial(overrides).algorithm.name for overrides in algorithms.values()}:
-        if not algorithm_class(name).returns_predictions:
-            return f"{name} scores several models at once"
+    for algorithm in (plan.trial(overrides).algorithm for overrides in algorithms.values()):
+        if getattr(algorithm, "starts", 1) > 1:
+            return f"{algorithm.name} scores several models at once"
     if dataset.targets != "classes" or experiment.task.loss.name != "cross_entropy":
         return "the models do not predict probabilities of classes"
     if experiment.task.partition.is_stream:

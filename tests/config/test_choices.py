@@ -39,13 +39,13 @@ def test_it_is_said_by_the_docstrings_and_no_second_time():
 
 def test_the_flags_of_an_algorithm_are_listed():
     flags = {choice.name: set(choice.flags) for choice in KINDS["algorithms"]()}
-    assert flags["fedbioacc"] == {"is_bilevel", "needs_validation", "requires_full_participation"}
-    assert flags["mrbo"] == {"is_bilevel", "needs_validation", "is_centralized"}
-    assert {"needs_teacher", "needs_feature_maps"} < flags["fitnet"]
-    assert {name for name, found in flags.items() if "learns_stream" in found} == {
+    assert flags["fedbioacc"] == {"bilevel", "validation", "all_clients"}
+    assert flags["mrbo"] == {"bilevel", "validation", "pool"}
+    assert {"teacher", "feature_maps"} < flags["fitnet"]
+    assert {name for name, found in flags.items() if "stream" in found} == {
         "moml", "b_moml", "moml_zero", "ftml", "mogd", "toe", "fs", "ftrl", "offline",
     }  # fmt: skip
-    assert {name for name, found in flags.items() if "needs_public" in found} == {"feddf", "ds_fl", "fed_et"}
+    assert {name for name, found in flags.items() if "public" in found} == {"feddf", "ds_fl", "fed_et"}
     # What `hedgerow new` gives is asked for by flags.
     assert set().union(*flags.values()) > NEEDS.keys()
 

@@ -140,6 +140,33 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, request):
         sys.modules.pop(name, None)
 
 
+OWN = {
+    "tutorials/own-algorithm.md": ["my_algorithm.py"],
+    "how-to/slots.md": ["my_rule.py", "my_transform.py"],
+    "how-to/own-objective.md": ["logit_penalty.py"],
+    "how-to/own-data.md": ["my_data.py", "my_partition.py"],
+    "how-to/own-loss.md": ["demand.py"],
+    "how-to/loggers.md": ["my_callbacks.py"],
+    "how-to/own-search.md": ["my_search.py"],
+}
+"""Page -> files that it shows for code of one's own; the test of its blocks runs them."""
+
+
+def test_code_of_ones_own_is_a_short_file_that_imports_from_the_root_alone():
+    for page, names in OWN.items():
+        shown = {block.file: block.text for block in blocks(ROOT / "docs" / page)}
+        assert all(len(shown[name].splitlines()) <= 25 for name in names), page
+
+
+def test_examples_import_from_the_root_alone():
+    deep = re.compile(r"^(?:from|import) hedgerow\.", re.MULTILINE)
+    shown = {page: "\n".join(block.text for block in blocks(page)) for page in PAGES}
+    shown |= {file: file.read_text() for file in (ROOT / "examples").glob("*.py")}
+    shown |= {file: file.read_text() for file in (ROOT / "platform" / "ui" / "templates").glob("*.py")}
+    shown |= {file: file.read_text() for file in (ROOT / "examples").glob("*.ipynb")}
+    assert not [page for page, text in shown.items() if deep.search(text)]
+
+
 def test_every_fence_says_what_is_in_it():
     for page in PAGES:
         assert page.read_text().count("\n```") + page.read_text().startswith("```") == 2 * len(blocks(page)), page

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from hedgerow.algorithms.core.algorithm import Predictions
+from hedgerow.algorithms.core.messages import Predictions
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator

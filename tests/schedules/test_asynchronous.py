@@ -19,8 +19,7 @@ from packs import RAGGED, pack
 from pydantic import TypeAdapter
 from ray_runs import numbers, same, small
 
-from hedgerow.algorithms.core.algorithm import Aggregate
-from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.messages import Aggregate, Cohort
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.fednova import FedNova
@@ -409,8 +408,9 @@ def refused(**values) -> str:
 
 def test_a_wrong_declaration_is_a_violation_of_the_contract():
     assert "it declares `single_exchange`, but its round is not one exchange whose `parts` are averaged" in refused(
-        algorithm={"name": "toys.Twice"}
+        algorithm={"name": "toys.WrongTwice"}
     )
+    assert refused(algorithm={"name": "toys.Twice"}).startswith("schedule: a round of toys.Twice is not one exchange")
 
 
 def test_refusals():

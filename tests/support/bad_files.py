@@ -199,11 +199,6 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("mlp", "cnn"), ("hidden: [200]", "channels: []")),
         (":13: task.model.channels", "at least 1"),
     ),
-    (
-        "no models of clients",
-        change(("name: fedavg", "name: fedsgd"), ("  epochs: 2\n", "")) + "evaluation:\n  model: clients\n",
-        (":19: evaluation.model: fedsgd has no client models to average; set it to server",),
-    ),
     ("end without targets", add("evaluation: {stop: true}"), (":19: evaluation: `stop` needs `targets`",)),
     (
         "loss of no client",

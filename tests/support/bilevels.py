@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.bilevel.fedbio import FedBiO
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange
+from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.problems import Quadratic, QuadraticModel
 from hedgerow.platform.data.sources.quadratic_data import QuadraticData

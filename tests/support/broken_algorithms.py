@@ -79,9 +79,13 @@ class OtherType(Plain):
         return {**after, "rounds": server["rounds"] + 0.5}
 
 
+class Needy(Plain):
+    needs = frozenset({"validaton"})
+
+
 class TwoValues(Plain):
     def train(self, hp, down, state, data):
-        up, _, metrics = super().train(hp, down, state, data)
+        up, _, metrics, *_ = super().train(hp, down, state, data)
         return up, metrics
 
 
@@ -92,19 +96,19 @@ class StepWithoutReturn(Plain):
 
 class BareTensor(Plain):
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return up["w"]["1.weight"], state, metrics
 
 
 class FloatMetric(Plain):
     def train(self, hp, down, state, data):
-        up, state, _ = super().train(hp, down, state, data)
+        up, state, _, *_ = super().train(hp, down, state, data)
         return up, state, {"loss": 0.5}
 
 
 class LongMetric(Plain):
     def train(self, hp, down, state, data):
-        up, state, _ = super().train(hp, down, state, data)
+        up, state, _, *_ = super().train(hp, down, state, data)
         return up, state, {"loss": torch.zeros(3)}
 
 
@@ -113,19 +117,19 @@ class Forgetful(Plain):
         return {"c": self.task.init(), "times": torch.zeros(())}
 
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return up, {"times": state["times"] + 1}, metrics
 
 
 class UnnamedStream(Plain):
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return up, state, {"seen": sum(batch.x.sum() for batch in data.batches("valid")), **metrics}
 
 
 class Item(Plain):
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         if metrics["loss"].item() > 100:
             up = down
         return up, state, metrics
@@ -133,7 +137,7 @@ class Item(Plain):
 
 class Branches(Plain):
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return (up if metrics["loss"] < 100 else {"w": down["w"]}), state, metrics
 
 
@@ -146,7 +150,7 @@ class Diverges(Plain):
     """Not a mistake: its clients send NaN."""
 
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return {"w": {name: p * torch.nan for name, p in up["w"].items()}}, state, metrics
 
 
@@ -178,8 +182,12 @@ class Forgets(FedAvg):
 
 class Talkative(FedAvg):
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return {**up, "more": torch.zeros(())}, state, metrics
+
+
+class Undeclared(Talkative):
+    parts: ClassVar = {"train": {"w": Part("w", "value")}}
 
 
 class OtherShape(Talkative):
@@ -187,6 +195,8 @@ class OtherShape(Talkative):
 
 
 class Silent(FedAvg):
+    parts: ClassVar = {"train": {"w": Part("w", "value")}}
+
     def round(self, server, cohort):
         found = yield Exchange(self.train, {"start": server["w"]}, cohort.clients, batches=self.hyper.batches)
         return found.up
@@ -196,6 +206,8 @@ class Silent(FedAvg):
 
 
 class Sums(FedAvg):
+    parts: ClassVar = {"train": {"w": Part("w", "value")}}
+
     def round(self, server, cohort):
         message, weights = {"w": server["w"]}, cohort.sizes / cohort.sizes.sum()
         batches = self.hyper.batches
@@ -204,10 +216,10 @@ class Sums(FedAvg):
 
 
 class ReportsNoModel(FedAvg):
-    has_client_models = False
+    training_steps = ("train",)
 
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return up, state, {"loss": metrics["loss"]}
 
 

@@ -10,9 +10,9 @@ import torch
 from helpers import QuadraticTask
 from torch import Tensor
 
-from hedgerow.algorithms.core.algorithm import Aggregate, Algorithm
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange
+from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.algorithms.core.task import Params, Task
 
@@ -73,8 +73,8 @@ class Exact:
             self.answer(state, number, np.setdiff1d(clients, hits), exchange, batched)
             ups = []
             for k in clients:
-                up, new.clients[k], metrics = state.answers[number, k][-1]
-                new.models[k] = metrics[MODEL]["x"].numpy()
+                up, new.clients[k], _, model = state.answers[number, k][-1]
+                new.models[k] = model["x"].numpy()
                 ups.append(up)
             mean = tree_map(lambda *parts: torch.stack(parts).mean(0), *ups)
             try:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from helpers import dataset, partition, run_inline
 
-from hedgerow.algorithms.core.algorithm import Aggregate
+from hedgerow.algorithms.core.messages import Aggregate
 from hedgerow.algorithms.core.task import Task
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.experiment import EngineConfig

@@ -5,7 +5,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import psutil
@@ -16,6 +16,7 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import Exchange
+from hedgerow.algorithms.core.parts import Part
 from hedgerow.algorithms.core.pytree import scale, sub, tree_map, zeros_like
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimize
@@ -101,9 +102,8 @@ class Uneven(FedAvg):
     client, with the id of the process and the number of samples.
     """
 
-    no_vmap = "clients wait"
-
     class Hyper(FedAvg.Hyper):
+        no_vmap: ClassVar[str] = "clients wait"
         name: str = "toys.Uneven"
         seconds: float = 0.0005
         factor: float = 3.0
@@ -176,7 +176,7 @@ class Hungry(Stateful):
         limit_file: str = ""
 
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         return up, state, {"loss": self._limited(hp, "train", data, metrics["loss"])}
 
     def evaluate_client(self, hp, down, state, data):
@@ -199,11 +199,18 @@ class Broken(FedAvg):
 
 
 class Twice(FedAvg):
-    """Two exchanges, although it inherits the declaration of one."""
+    """Two exchanges."""
 
     def round(self, server, cohort):
         yield from super().round(server, cohort)
         return (yield from super().round(server, cohort))
+
+
+class WrongTwice(Twice):
+    """Two exchanges, although it declares one."""
+
+    parts: ClassVar = {"train": {"w": Part("w", "value")}}
+    single_exchange = True
 
 
 class TwoPhases(Algorithm):
@@ -260,7 +267,7 @@ class Diverging(FedAvg):
         everybody: bool = False
 
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        up, state, metrics, *_ = super().train(hp, down, state, data)
         first = next(iter(data.batches("train")))
         labels = first.y if first.mask is None else torch.where(first.mask > 0, first.y, 99)
         bad = torch.zeros_like(first.y[0]) if hp.everybody else labels.min()

@@ -7,18 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import MODEL, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.pytree import Tree, add, sub
-from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
+from hedgerow import Algorithm, ClientData, Cohort, Exchange, Exchanges, LocalSGD, StepResult, Tree, add, minimize, sub
 
 
 class MyAverage(Algorithm):
     """FedAvg whose server moves only part of the way from its model to the mean of the clients' models."""
-
-    # The client step returns each client's own model under MODEL, for `evaluation.model: clients`.
-    has_client_models = True
 
     class Hyper(LocalSGD):
         """Section of the experiment file: keys of LocalSGD, such as lr, epochs and batch_size, and those below."""
@@ -44,11 +37,11 @@ class MyAverage(Algorithm):
         step = sub(result.up["w"], server["w"])
         return {"w": add(server["w"], step, self.hyper.server_lr)}
 
-    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Client side, for one client: returns its answer, its new state, and its metrics.
+    def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
+        """Client side, for one client: returns its answer, its new state, its metrics, and its own model.
 
         This runs in a loop over clients, or for many at once under torch.func.vmap. It must not call .item(), branch on
         a tensor, or draw from a global random generator.
         """
         w, loss = minimize(self.task.loss, down["w"], data, hp)
-        return {"w": w}, state, {"loss": loss, MODEL: w}
+        return StepResult({"w": w}, state, {"loss": loss}, w)

@@ -26,7 +26,8 @@ def learnt(folder: Path, name: str, mode: str = "vmap", **hyper: Any) -> dict[st
         "tracking": {"enabled": False},
         "output": str(folder),
     }
-    return run(parse_experiment(values)).parameters
+    finished: Any = run(parse_experiment(values))
+    return finished.parameters  # type: ignore[no-any-return]
 
 
 def apart(a: dict[str, Any], b: dict[str, Any]) -> float:

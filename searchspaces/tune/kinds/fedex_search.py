@@ -7,6 +7,7 @@ from pydantic import Field
 
 from hedgerow.algorithms.slots.fedex import FedEx, FedExSteps
 from hedgerow.algorithms.slots.fedex_rounds import incompatibility
+from hedgerow.algorithms.slots.support import without_task
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.registries import algorithm_class
@@ -46,8 +47,8 @@ class FedExSearch(FedExSteps, SearchKind):
                 f"search.metric: kind fedex minimises the error on the clients' validation samples, not {self.metric}; "
                 "remove `metric`"
             )
-        name = experiment.algorithm.name
-        if reason := incompatibility(algorithm_class(name), name, list(self.space)):
+        algorithm = without_task(algorithm_class(experiment.algorithm.name), experiment.algorithm)
+        if reason := incompatibility(algorithm, list(self.space)):
             raise UserError(f"search.space: {reason}")
         for key, dimension in self.space.items():
             if dimension.when:

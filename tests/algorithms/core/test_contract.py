@@ -25,10 +25,13 @@ BROKEN = [
     ("NoModel", "the server state that `round` returns has no 'w/1.weight', which is in `init_server`; return"),
     ("Stacked", r"has 'w/1.weight' of shape \(2, 10, 64\), not \(10, 64\) as in `init_server`"),
     ("OtherType", "has 'rounds' of type torch.float32, not torch.int64 as in `init_server`"),
-    ("TwoValues", r"its step `train` returns 2 values \(dict, dict\); return a tuple \(up, state, metrics\)"),
-    ("StepWithoutReturn", r"its step `train` returns None; return a tuple \(up, state, metrics\)"),
-    ("BareTensor", "its step `train` returns an object of type Tensor as `up`, the first of"),
-    ("FloatMetric", "its step `train` returns a dictionary that holds an object of type float as `metrics`, the third"),
+    (
+        "TwoValues",
+        r"its step `train` returns 2 values \(dict, dict\); return StepResult\(update, state, metrics, model\)",
+    ),
+    ("StepWithoutReturn", r"its step `train` returns None; return StepResult\(update, state, metrics, model\)"),
+    ("BareTensor", "its step `train` returns an object of type Tensor as `update` of its StepResult"),
+    ("FloatMetric", "its step `train` returns a dictionary that holds an object of type float as `metrics` of its"),
     ("LongMetric", r"its step `train` reports the metric 'loss' of shape \(3,\); report one number, a 0-d tensor"),
     ("Forgetful", "the client state that `train` returns has no 'c/1.weight', which is in `init_client`; return"),
     ("UnnamedStream", "its step `train` reads the stream 'valid', but its Exchange has 'train'; add it to `batches`"),
@@ -121,6 +124,23 @@ def test_a_partition_without_training_samples_is_refused():
     empty = replace(clients, train_sizes=np.zeros_like(clients.train_sizes))
     with pytest.raises(UserError, match=r"task\.partition: no client has samples for training"):
         check(wanted, None, (data, empty))
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "ditto"])
+def test_models_of_clients_are_averaged_only_where_a_step_returns_them(name):
+    task = {
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": 6, "samples_per_client": 20, "holdout": 0.3},
+        "model": {"name": "logreg"},
+    }
+    check(experiment("fedavg", evaluation={"model": "clients"}, task=task), None)
+    with pytest.raises(UserError, match=f"evaluation.model: {name} has no client models to average; set it to server"):
+        check(experiment(name, evaluation={"model": "clients"}, task=task), None)
+
+
+def test_an_unknown_need_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"algorithm.name: Needy.needs has 'validaton'; choose from all_clients"):
+        check(experiment("broken_algorithms.Needy"), None)
 
 
 def test_another_participation_is_checked_again():

@@ -1,5 +1,7 @@
 """Slots around an algorithm: weighting, rules of aggregation, server optimisers, transforms; the user's own too."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -25,13 +27,14 @@ from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import bits, gaussian, subkey
 from hedgerow.algorithms.core.messages import POOL, Exchange
-from hedgerow.algorithms.core.parts import Wire
+from hedgerow.algorithms.core.parts import Part, Wire
 from hedgerow.algorithms.core.pytree import add, count, flat, flatten, like, sub, tree_map, zeros_like
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.optim.local_sgd import LocalSGD, minimize
 from hedgerow.algorithms.optim.server_optimizer import ServerOptimizer
+from hedgerow.algorithms.slots.support import without_task
 from hedgerow.algorithms.transforms.clip import Clip
 from hedgerow.algorithms.transforms.sketching import Sketch
 from hedgerow.algorithms.transforms.sparse_vectors import dense, top_k
@@ -266,7 +269,7 @@ def test_a_transform_does_not_hide_that_a_client_diverged():
 
     class Diverges(FedAvg):
         def train(self, hp, down, state, data):
-            up, state, metrics = super().train(hp, down, state, data)
+            up, state, metrics, *_ = super().train(hp, down, state, data)
             bad = torch.where(data.streams["train"][1].sum() > 80, torch.nan, 0.0)
             return {"w": tree_map(lambda p: p + bad, up["w"])}, state, metrics
 
@@ -310,7 +313,7 @@ class ForgetfulDyn(FedDyn):
     """Its memory is of what was trained."""
 
     def train(self, hp, down, state, data):
-        up, _, metrics = super().train(hp, down, state, data)
+        up, _, metrics, *_ = super().train(hp, down, state, data)
         return up, FedDyn.remember(self, hp, down, up, state), metrics
 
     def remember(self, hp, down, sent, state):
@@ -319,7 +322,7 @@ class ForgetfulDyn(FedDyn):
 
 class ForgetfulScaffold(Scaffold):
     def train(self, hp, down, state, data):
-        up, _, metrics = super().train(hp, down, state, data)
+        up, _, metrics, *_ = super().train(hp, down, state, data)
         return up, Scaffold.remember(self, hp, down, up, state), metrics
 
     def remember(self, hp, down, sent, state):
@@ -499,7 +502,10 @@ SKETCH = {"kind": "sketch", "entries": 10}
         ({"algorithm": {"name": "broken_algorithms.Forgets"}, "transforms": [TOP]},
          "Forgets breaks the contract of an algorithm: its step `train` does not return 'more', which `parts`"),
         ({"algorithm": {"name": "broken_algorithms.Talkative"}, "transforms": [TOP]},
-         "Talkative breaks the contract of an algorithm: its step `train` returns 'more', which is not declared"),
+         "algorithm.name: Talkative: the slots of this experiment need to know what its clients send, and clients send "
+         "'more', which resembles no single entry that they receive; declare `parts`"),
+        ({"algorithm": {"name": "broken_algorithms.Undeclared"}, "transforms": [TOP]},
+         "Undeclared breaks the contract of an algorithm: its step `train` returns 'more', which is not declared"),
         ({"algorithm": {"name": "broken_algorithms.Silent"}, "transforms": [TOP]},
          "'w' of its step `train` is declared as a value of 'w', which the step does not receive; broadcast it"),
         ({"algorithm": {"name": "broken_algorithms.OtherShape"}, "transforms": [TOP]},
@@ -523,6 +529,9 @@ def test_steps_outside_the_covered_exchanges_return_their_own_results():
     probes = []
 
     class Probing(FedAvg):
+        parts: ClassVar = {"train": {"w": Part("w", "value")}}
+        training_steps = ()
+
         def round(self, server, cohort):
             message, batches = {"w": server["w"]}, self.hyper.batches
             pool = yield Exchange(self.train, message, POOL, batches=batches, on="pool")
@@ -552,6 +561,9 @@ def test_a_step_keeps_the_key_that_its_exchange_requests():
     seen = []
 
     class Keyed(FedAvg):
+        parts: ClassVar = {"train": {"w": Part("w", "value")}}
+        training_steps = ()
+
         def round(self, server, cohort):
             message = {"w": server["w"]}
             found = yield Exchange(self.train, message, cohort.clients, batches=self.hyper.batches, keyed=True)
@@ -589,7 +601,8 @@ def test_declared_parts_of_all_algorithms_exist(monkeypatch):
     monkeypatch.setattr("hedgerow.platform.runtime.factory.check_contract", lambda *_: None)
     for name in ALGORITHMS:
         # numpy_client needs the factory of its clients.
-        if algorithm_class(name).parts and name != "numpy_client":
+        kind = algorithm_class(name)
+        if without_task(kind, kind.Hyper.model_construct()).parts and name != "numpy_client":
             wanted = complete("all", name, NORMED.get(name, ()))
             (built,) = build_algorithms([wanted], *build_data(wanted, None))
             assert compose(built.inner, slots_of({"transforms": [CLIP_AND_TOP[0]]})).incompatibility() is None

@@ -8,9 +8,8 @@ import torch
 from helpers import SingleRun, blobs, check_resuming, dataset, distance, experiment, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.messages import Aggregate, Cohort
 from hedgerow.algorithms.core.pytree import stack, tree_map
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task

@@ -9,8 +9,8 @@ from exits import CLIENTS, DATA, LOCAL, algorithm, answered, run, task
 from helpers import dataset, distance, identical, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Aggregate
 from hedgerow.algorithms.core.pytree import count, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.descent import clip_factor

@@ -9,9 +9,8 @@ import torch
 from helpers import blobs, distance, identical, partition, run_inline
 from torch import nn
 
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
-from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.messages import Aggregate, Cohort
 from hedgerow.algorithms.core.pytree import stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup, _on

@@ -10,8 +10,7 @@ from torch import nn
 from torch.func import vmap
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms.core.algorithm import Aggregate
-from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.messages import Aggregate, Cohort
 from hedgerow.algorithms.core.pytree import tree_map, zeros_like
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.heterogeneous.feddst import chosen, readjusted

@@ -8,8 +8,7 @@ import pytest
 import torch
 from bilevels import EXACT, Solving, linear, relative, spectrum, system
 
-from hedgerow.algorithms.core.algorithm import Aggregate
-from hedgerow.algorithms.core.messages import Cohort
+from hedgerow.algorithms.core.messages import Aggregate, Cohort
 from hedgerow.algorithms.noisy_labels.comm_fedbio_sketch import CommFedBiOSketch
 from hedgerow.algorithms.noisy_labels.comm_fedbio_solver import Change
 from hedgerow.algorithms.noisy_labels.comm_fedbio_topk import CommFedBiOTopK

@@ -38,6 +38,7 @@ from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.algorithms.slots.slots import Slots
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.choices import algorithms
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
@@ -68,7 +69,7 @@ def file(**more):
 
 
 def test_the_methods_that_minimise_the_tasks_loss_have_the_slot():
-    methods = {name for name in ALGORITHMS if algorithm_class(name).training_steps}
+    methods = {choice.name for choice in algorithms() if choice.name in ALGORITHMS and choice.slots["objective"]}
     assert methods == {
         "fedavg", "fedprox", "feddyn", "scaffold", "fednova", "fedsplit", "central",
         "ditto", "fedper", "fedrep", "fedbn",

@@ -20,9 +20,9 @@ from helpers import (
 )
 from torch import nn
 
-from hedgerow.algorithms.core.algorithm import Aggregate
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.keyed_random import uniform
+from hedgerow.algorithms.core.messages import Aggregate
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.federated.fedavg import FedAvg

@@ -31,7 +31,7 @@ from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.spaces.search_file import parse_search
 
-ONLINE = [name for name in ALGORITHMS if algorithm_class(name).learns_stream]
+ONLINE = [name for name in ALGORITHMS if algorithm_class(name).trains_on == "stream"]
 EVERYBODY = np.zeros(1, int)
 
 

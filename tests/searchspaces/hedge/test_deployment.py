@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from hedgerow.algorithms.core.algorithm import Predictions
+from hedgerow.algorithms.core.messages import Predictions
 from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.deployment import (
