@@ -132,15 +132,12 @@ def search(
 ) -> CommandOutput:
     """Search over hyperparameters, as defined by the `search` section of each of FILES.
 
-    A row of a published table of searches, such as moml/s-mnist, is accepted in place of FILES: every method runs under
-    its own Hedge.
-
     Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
     """
     announce(*files)
-    from hedgerow.searchspaces.reproductions.table_command import search_files_or_row
+    from hedgerow.searchspaces.tune.search_command import search_all
 
-    return search_files_or_row(files, overrides, data_root, address, job)
+    return search_all(files, overrides, data_root, address, job)
 
 
 @main.command()
@@ -192,14 +189,14 @@ def replay(
     Example: hedgerow replay runs/digits-hedge-20260101-120000 --kind asha --set search.grace=5 --budget 2000
     """
     announce(recording)
-    from hedgerow.searchspaces.replay.replay_command import replay_recording
+    from hedgerow.searchspaces.extra.replay import replay_recording
 
     return replay_recording(recording, kind, overrides, budget, slots, seed)
 
 
 def complete_tables(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of published tables, and of their rows once a table is named."""
-    from hedgerow.searchspaces.reproductions.published import all_tables
+    from hedgerow.searchspaces.extra.table_file import all_tables
 
     names = [table.name for table in all_tables()]
     names += [f"{table.name}/{row.name}" for table in all_tables() for row in table.rows if incomplete.count("/") > 1]
@@ -239,16 +236,24 @@ def table(
 ) -> CommandOutput:
     """Run a published table, or one row of it, and print it next to the published numbers.
 
-    NAME is FAMILY/TABLE or FAMILY/TABLE/ROW. Without NAME, or with FAMILY alone, all rows are listed.
+    NAME is FAMILY/TABLE or FAMILY/TABLE/ROW. Without NAME, or with FAMILY alone, all rows are listed, with the verdict
+    on each table. `hedgerow report` draws the figures.
 
     Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
     """
     announce(name)
     from hedgerow.platform.actors.forked import prepare
-    from hedgerow.searchspaces.reproductions.table_command import list_show_or_run
+    from hedgerow.searchspaces.extra.table_command import list_lines, plan_table, report_table, run_table, show_plans
 
+    if "/" not in name:
+        return list_lines(name)
+    if report:
+        return report_table(name, output or Path("runs"))
+    plans = plan_table(name, overrides, methods, grid, output)
+    if show:
+        return show_plans(plans)
     prepare()
-    return list_show_or_run(name, overrides, methods, grid, show, report, output, data_root, address, job)
+    return run_table(plans, data_root, address, job)
 
 
 @main.command()
@@ -491,7 +496,7 @@ def show(file: Path, overrides: tuple[str, ...]) -> CommandOutput:
 
 
 @main.command("list")
-@click.argument("kind", type=click.Choice(["algorithms", "datasets", "partitions", "models", "spaces", "tables"]))
+@click.argument("kind", type=click.Choice(["algorithms", "datasets", "partitions", "models", "spaces"]))
 @prints_output
 def list_(kind: str) -> CommandOutput:
     """List the choices of a KIND that an experiment can name, with descriptions and sources.

@@ -24,8 +24,8 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.tracking.run_folder import git_commit, versions
 from hedgerow.platform.tracking.summary import first_to
-from hedgerow.searchspaces.reproductions.published import find_rows
-from hedgerow.searchspaces.reproductions.row_search import plan_row
+from hedgerow.searchspaces.extra.table_file import find_rows
+from hedgerow.searchspaces.extra.table_search import plan_row
 
 RESULTS = Path(__file__).parent / "results" / "reproductions"
 STARTED = Path(__file__).parent.parent / "build" / "reproductions"

@@ -29,7 +29,7 @@ from tuning_tasks import ARMS, FEDEX, NOISY, NOISY_CLIENTS, PARTS, PLAIN, TASKS,
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.common.errors import UserError
 from hedgerow.reports.analysis.statistics import holm, paired
-from hedgerow.searchspaces.replay.tuner_replay import ReplayedSearch, replay
+from hedgerow.searchspaces.extra.replay import ReplayedSearch, replay
 from hedgerow.searchspaces.results.recording import Recording
 from hedgerow.searchspaces.results.trials import final_value
 

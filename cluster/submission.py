@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.storage.remote import is_uri
 from hedgerow.platform.tracking.run_folder import COMMIT, SOURCE, git_commit, source_commit
-from hedgerow.searchspaces.reproductions import REPRODUCTIONS
-from hedgerow.searchspaces.reproductions.table_command import plan_table
 from hedgerow.searchspaces.spaces.search_file import load_search
 
 COMMANDS = ("run", "search", "table", "resume", "plan")
@@ -89,8 +88,11 @@ def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> 
     elif name == "table":
         if "/" not in args["name"] or args["show"] or args["report"]:
             raise UserError("submit table: give the name of a table to run, such as feddyn/T2.3")
-        for plan in plan_table(args["name"], args["overrides"], args["methods"], args["grid"], args["output"]):
-            _check_output("--output", Path(plan.search.experiment.output))
+        # The command itself shows what it would run.
+        assert command.callback is not None
+        shown = unwrap(command.callback)(**{key: args[key] for key in args if key != "as_json"} | {"show": True})
+        for file in shown.document["files"]:
+            _check_output("--output", Path(file["output"]))
     else:
         for file in args.get("files") or [args["file"]]:
             _check_file(name, file, args["overrides"])
@@ -98,8 +100,6 @@ def check_command(arguments: Sequence[str], group: click.Group, ships: bool) -> 
 
 
 def _check_file(command: str, file: Path, overrides: Sequence[str]) -> None:
-    if command == "search" and not file.exists() and file.parts[0] in REPRODUCTIONS:
-        raise UserError(f"submit search: submit a published table as `table {file}`, which takes --output")
     if file.is_absolute() or ".." in file.parts:
         raise UserError(f"{file}: only the current folder is uploaded; give the relative path of a file in it")
     experiment = load_search(file, overrides).experiment if command == "search" else load_experiment(file, overrides)

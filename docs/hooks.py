@@ -22,6 +22,7 @@ from slot_tables import slots
 from tuning_tables import tuning
 from verdict_pages import reproductions
 
+from hedgerow.searchspaces.extra.table_file import all_tables
 from hedgerow.searchspaces.listing import KINDS
 from hedgerow.searchspaces.spaces.importing_keys import importing_keys
 
@@ -66,8 +67,9 @@ def choices(kind: str) -> str:
 
 
 def tables(_: str) -> str:
-    """Table of the published tables, as `hedgerow list tables` prints them."""
-    rows = [f"| `{one.name}` | {cell(paragraphs(one.what))} | {cell(one.source)} |\n" for one in KINDS["tables"]()]
+    """Table of the published tables, with the first sentence of their source."""
+    sources = {table.name: re.split(r"; |\. |\.$", table.source)[0] for table in all_tables()}
+    rows = [f"| `{one.name}` | {cell(paragraphs(one.title))} | {cell(sources[one.name])} |\n" for one in all_tables()]
     return "| table | contents | source |\n|---|---|---|\n" + "".join(rows)
 
 

@@ -10,18 +10,16 @@ from typing import Any
 from settings_pages import indented
 
 from hedgerow.reports.analysis.statistics import paired
-from hedgerow.searchspaces.reproductions.published import all_tables
-from hedgerow.searchspaces.reproductions.table_file import PublishedTable
-from hedgerow.searchspaces.reproductions.verdicts import (
-    NOT_RUN,
-    VERDICTS,
-    LineVerdict,
-    lines_not_run,
-    tables_by_family,
-    verdict_on,
-    verdicts,
-)
+from hedgerow.searchspaces.extra.table_file import PublishedTable, all_tables
+from hedgerow.searchspaces.extra.verdicts import NOT_RUN, verdict_on, verdicts
 
+VERDICTS = (
+    "reproduced",
+    "direction reproduced at reduced scale",
+    "not reproduced",
+    NOT_RUN,
+    "no published claim",
+)
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 Result = dict[str, Any]
 
@@ -31,7 +29,8 @@ def reproductions(families: str) -> str:
     if not families:
         return overview()
     shown: dict[str, str] = {}
-    return "\n".join(section(table, shown) for table in tables_by_family(families.split()))
+    tables = [table for table in all_tables() if table.name.partition("/")[0] in families.split()]
+    return "\n".join(section(table, shown) for table in tables)
 
 
 def overview() -> str:
@@ -57,34 +56,30 @@ def section(table: PublishedTable, shown: dict[str, str]) -> str:
     shown: results that the page has above -> table whose section has them. The function adds this table's.
     """
     entry = verdicts()[table.name]
-    results = all_results(entry, *entry.lines.values())
+    entries = [entry, *entry.get("lines", {}).values()]
+    results = list(dict.fromkeys(result for one in entries for result in one.get("results", [])))
     seen = sorted({shown[name] for name in results if name in shown})
     links = ", ".join(f"[{name}](#{anchor(name)})" for name in seen)
+    command = entry.get("command", f"hedgerow table {table.name}")
     parts = [
         f"### {table.name}: {table.title} {{ #{anchor(table.name)} }}\n",
-        f"*Claim.* {entry.claim}\n",
-        f"**{entry.verdict.capitalize()}.** {entry.reason}\n",
+        f"*Claim.* {entry['claim']}\n",
+        f"**{entry['verdict'].capitalize()}.** {entry.get('reason', '')}\n",
         *(measured(name) for name in results if name not in shown),
         f"Further measurements are under {links}.\n" if links else "",
         rows(table),
-        f"Command: `{entry.command or f'hedgerow table {table.name}'}`\n",
+        f"Command: `{command}`\n",
     ]
     shown.update({name: table.name for name in results if name not in shown})
     return "\n".join(part for part in parts if part)
 
 
-def all_results(*entries: LineVerdict) -> list[str]:
-    """Stored results of some verdicts, each once."""
-    return list(dict.fromkeys(result for entry in entries for result in entry.results))
-
-
 def rows(table: PublishedTable) -> str:
     """Verdicts on the rows of a table, and the rows that were not run."""
-    entry = verdicts()[table.name]
-    seen = [
-        f"- `{name}`: {line.verdict}. {line.reason}\n" for name, line in entry.lines.items() if line.verdict != NOT_RUN
-    ]
-    absent = lines_not_run(table)
+    lines = verdicts()[table.name].get("lines", {})
+    ran = {name: line for name, line in lines.items() if line["verdict"] != NOT_RUN}
+    seen = [f"- `{name}`: {line['verdict']}. {line.get('reason', '')}\n" for name, line in ran.items()]
+    absent = [row.name for row in table.rows if row.name not in ran]
     if not seen or not absent:
         return "".join(seen)
     return "".join(seen) + f"- Not run: {', '.join(f'`{name}`' for name in absent)}.\n"

@@ -42,10 +42,9 @@ LAYERS = [
     ["searchspaces/results"],
     ["searchspaces/tune/searchers"],
     ["searchspaces/tune/kinds"],
-    ["searchspaces/replay"],
     ["searchspaces/tune"],
-    ["searchspaces/reproductions"],
-    ["searchspaces/reproductions/papers"],
+    ["searchspaces/extra"],
+    ["searchspaces/extra/papers"],
     ["searchspaces"],
     ["cluster", "reports/charts", "reports/analysis"],
     ["reports/sections"],
@@ -141,6 +140,17 @@ def test_imports_point_from_higher_folders_to_lower_ones():
         if (here := folder_of(module)) != (there := folder_of(other)) and RANK[there] >= RANK[here]
     ]
     assert not upward, "\n".join(sorted(upward))
+
+
+def test_only_the_command_line_imports_what_is_outside_the_core_and_only_in_its_commands():
+    def extra(names):
+        return {name for name in names if name.startswith("hedgerow.searchspaces.extra")}
+
+    inside = extra(MODULES)
+    assert {module for module in MODULES.keys() - inside if extra(imports(module, True))} == {"hedgerow.cli"}
+    assert not extra(imports("hedgerow.cli", everywhere=False))
+    lines = sum(len(MODULES[module].read_text().splitlines()) for module in inside)
+    assert lines <= 1600
 
 
 @pytest.mark.parametrize("everywhere", [False, True], ids=["at_import_time", "functions_and_types_too"])

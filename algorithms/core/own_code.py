@@ -23,7 +23,7 @@ from typing import Any, Self
 LIBRARIES = ("hedgerow", "torch", "torchvision", "timm", "transformers")
 """Packages that have classes for experiments, such as `torchvision.models.ResNet`: they need no `--import`."""
 
-FOR_FILES = ("hedgerow.searchspaces.reproductions.papers.referee_parts",)
+FOR_FILES = ("hedgerow.searchspaces.extra.papers.referee_parts",)
 """Modules of this package with functions that the files of published tables name."""
 
 INSTALLED = {"site-packages", "dist-packages"}

@@ -196,21 +196,13 @@ def _search(folder: RunFolder, record: dict[str, Any], headings: Sequence[str]) 
 
 def _read_table(folder: Path, data: ReportData) -> None:
     """Add a table and the runs behind it, which are stored next to the folder `tables`, two levels up."""
-    from hedgerow.searchspaces.reproductions.table_command import find_results
-    from hedgerow.searchspaces.reproductions.table_report import all_remarks
-
     try:
         document = unseal(json.loads((folder / "table.json").read_text()))
-        name, lines = document["table"], {line["line"] for line in document["lines"]}
+        title = f"{document['table']}: {document['title']}"
+        table = TableResult(title, document["rows"], document["explained"], document["remarks"])
+        runs = {line["run"]: line["headings"] for line in document["lines"]}
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{folder / 'table.json'} is damaged; `hedgerow table --report` rewrites it") from None
-    table, all_results = find_results(name, folder.resolve().parent.parent)
-    notes = [(result, result.folder.record()["table"]) for result in all_results]
-    results = [result for result, note in notes if note["line"] in lines]
-    for result, note in notes:
-        if result in results:
-            # In a row of a stream, every trial uses the same method.
-            _add(result.folder, data, note.get("headings") or result.headings * len(result.finished.trials))
-    rows = [row for result in results for row in result.rows()]
-    title = f"{table.name}: {table.title}"
-    data.tables.append(TableResult(title, rows, results[0].explained, all_remarks(results)))
+    for run, headings in runs.items():
+        _add(RunFolder(folder.resolve().parent.parent / run), data, headings)
+    data.tables.append(table)

@@ -14,9 +14,9 @@ from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher, Se
 
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.scheduler import ROUND
-from hedgerow.searchspaces.replay.simulated_controller import SimulatedController
 from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, NUMBER, members
 from hedgerow.searchspaces.tune.report_journal import REPORTS, ReportJournal
+from hedgerow.searchspaces.tune.simulated_controller import SimulatedController
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    [("list", "algorithms"), ("list", "tables", "--json"), ("show", "good.yaml", "--set", "algorithm.lr=0.2")],
+    [("list", "algorithms"), ("list", "spaces", "--json"), ("show", "good.yaml", "--set", "algorithm.lr=0.2")],
     ids=" ".join,
 )
 def test_a_cached_answer_is_the_same_without_heavy_imports(here, command):

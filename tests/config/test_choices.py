@@ -17,7 +17,7 @@ def test_everything_is_listed_once_and_says_what_it_is():
             assert choice.name, kind
             assert choice.what, choice
             assert "\n" not in choice.what + choice.source, choice
-            assert bool(choice.source) == (kind in ("algorithms", "spaces", "tables")), choice
+            assert bool(choice.source) == (kind in ("algorithms", "spaces")), choice
 
 
 def test_names_are_those_that_files_take():
@@ -28,7 +28,6 @@ def test_names_are_those_that_files_take():
     assert {"digits", "quadratic", "text"} < set(names["datasets"])
     assert {"iid", "dirichlet", "labels", "natural", "acid", "alid", "stream"} < set(names["partitions"])
     assert names["partitions"] == list(PARTITIONS)
-    assert "feddyn/T2.3" in names["tables"]
 
 
 def test_it_is_said_by_the_docstrings_and_no_second_time():

@@ -14,7 +14,7 @@ from paths import ROOT
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment, read_file
-from hedgerow.searchspaces.reproductions.published import all_tables
+from hedgerow.searchspaces.extra.table_file import all_tables
 from hedgerow.searchspaces.spaces.json_schema import DIALECT, experiment_schema
 from hedgerow.searchspaces.spaces.search_file import parse_search
 from hedgerow.searchspaces.spaces.space import without_slots

@@ -13,6 +13,7 @@ from paths import ROOT
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.searchspaces.extra.table_file import all_tables
 from hedgerow.searchspaces.listing import KINDS
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
@@ -128,7 +129,7 @@ def test_every_choice_of_an_experiment_file_is_in_the_reference(site):
     for kind in ("datasets", "partitions", "models"):
         assert all(f"<code>{choice.name}</code>" in choices for choice in KINDS[kind]())
     tables = (site / "how-to" / "published-tables.html").read_text()
-    assert all(f"<code>{table.name}</code>" in tables for table in KINDS["tables"]())
+    assert all(f"<code>{table.name}</code>" in tables for table in all_tables())
 
 
 def test_the_search_works_from_the_disk(site, browser):

@@ -23,7 +23,7 @@ from hedgerow.reports.analysis.run_reader import ReportData, Run, read_all
 from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.charts.html_table import HtmlTable
 from hedgerow.reports.page.layout import sections
-from hedgerow.searchspaces.reproductions.table_command import plan_table, run_table
+from hedgerow.searchspaces.extra.table_command import plan_table, run_table
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 import math
 
-from hedgerow.searchspaces.reproductions.row_search import RowSearch, plan_row
-from hedgerow.searchspaces.reproductions.table_file import PublishedTable, TableRow
+from hedgerow.searchspaces.extra.table_file import PublishedTable, TableRow
+from hedgerow.searchspaces.extra.table_search import RowSearch, plan_row
 from hedgerow.searchspaces.results.trials import Trial
 
 NAN = float("nan")

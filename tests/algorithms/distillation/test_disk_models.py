@@ -22,7 +22,7 @@ from hedgerow.algorithms.optim.gradient import direct_gradients, gradient_and_va
 from hedgerow.platform.config import registries
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
-from hedgerow.searchspaces.reproductions.published import family_tables
+from hedgerow.searchspaces.extra.table_file import family_tables
 
 TABLES = family_tables("disk")
 NAMED = {row.title.rpartition(" / ")[2]: row.values["task"]["model"] for row in TABLES["6.2"].rows}

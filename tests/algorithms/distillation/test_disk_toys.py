@@ -1,8 +1,12 @@
 """DiSK's toys: their data, their models, the counts of minima, and the figures of table 6.1."""
 
+from runpy import run_path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from paths import ROOT
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
@@ -11,15 +15,9 @@ from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.toy_models import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_algorithms, build_data
-from hedgerow.searchspaces.reproductions.papers.disk_plots import (
-    FinishedToy,
-    draw_toys,
-    excused_around,
-    excused_within,
-    local_minima,
-    study_toys,
-)
-from hedgerow.searchspaces.reproductions.published import find_rows
+from hedgerow.searchspaces.extra.table_file import find_rows
+
+TOYS = SimpleNamespace(**run_path(str(ROOT / "benchmarks" / "disk_toys.py")))
 
 
 def blue(x):
@@ -116,19 +114,19 @@ def test_a_student_of_the_plane_can_be_right_everywhere():
 def test_local_minima_of_a_grid():
     at = np.linspace(-2, 2, 41)
     x, y = np.meshgrid(at, at, indexing="ij")
-    assert local_minima((x**2 - 1) ** 2 + y**2) == 2
-    assert local_minima(x**2 + y**2) == 1
-    assert local_minima(x + y) == 0
+    assert TOYS.local_minima((x**2 - 1) ** 2 + y**2) == 2
+    assert TOYS.local_minima(x**2 + y**2) == 1
+    assert TOYS.local_minima(x + y) == 0
 
 
 def test_whom_the_guide_excuses_on_the_line():
     x, g = np.array([1.0, 2.0, 2.5, 3.0, 6.0]), np.array([0.0, 1.0, 0.7, 0.7, 0.4])
-    assert excused_within(x, g) == pytest.approx((0.8, 0.2))
+    assert TOYS.excused_within(x, g) == pytest.approx((0.8, 0.2))
 
 
 def test_whom_the_guide_excuses_in_the_plane():
     x = np.concatenate([CENTRES.reshape(6, 2) + 0.1, CENTRES.reshape(6, 2) - 0.2])
-    around = excused_around(x, np.concatenate([np.arange(6), np.arange(6) + 1.0]))
+    around = TOYS.excused_around(x, np.concatenate([np.arange(6), np.arange(6) + 1.0]))
     assert around == pytest.approx(np.arange(6) + 0.5)
 
 
@@ -158,16 +156,18 @@ def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
         assert sum(counts.values()) == 4
         assert set(counts) >= {name.replace(" ", "_") for name in line.published}
         runs[heading] = finished.folder
-    written = draw_toys(runs, tmp_path / data)
+    written = TOYS.draw_toys(runs, tmp_path / data)
     assert [file.suffix for file in written] == [".png", ".svg"]
     assert all(file.stat().st_size > 10_000 for file in written)
-    ended = FinishedToy(runs["DiSK"])
+    ended = TOYS.FinishedToy(runs["DiSK"])
     g = ended.excused()
     assert g.shape == (1000,)
     assert bool(((g > 0) & (g < 1)).all())
-    told = study_toys(runs)
+    told = TOYS.study_toys(runs)
     minima = told.pop("local minima of the loss, on the figure's grid")
-    assert minima == {heading: str(local_minima(FinishedToy(folder).surface())) for heading, folder in runs.items()}
+    assert minima == {
+        heading: str(TOYS.local_minima(TOYS.FinishedToy(folder).surface())) for heading, folder in runs.items()
+    }
     if data == "intervals":
         # A, B and C are minima of the cross-entropy.
         assert int(minima["CE"]) >= 3
@@ -187,7 +187,7 @@ def test_students_are_looked_at_as_they_learn(tmp_path):
     values = {**line.values, "name": "toy", "output": str(tmp_path), "algorithm": section, "rounds": 1}
     values |= {"resources": {"executor": "inline"}, "tracking": {"enabled": False}, "evaluation": {"clients": 1}}
     values["task"] = {**values["task"], "teacher": {**values["task"]["teacher"], "epochs": 2}}
-    ended = FinishedToy(run(parse_experiment(values, source="t")).folder)
+    ended = TOYS.FinishedToy(run(parse_experiment(values, source="t")).folder)
     learner, server, batch = ended.learner, ended.server, ended.batch
     says = learner.says(server, batch)
     target = (says.logits / 4).softmax(-1)

@@ -27,7 +27,7 @@ from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.preact_resnet import preact_resnet
 from hedgerow.platform.models.torchvision_nets import resnet
-from hedgerow.searchspaces.reproductions.published import family_tables
+from hedgerow.searchspaces.extra.table_file import family_tables
 
 NAMED = {row.title.rpartition(" / ")[2]: row.values["task"]["model"] for row in family_tables("disk")["6.2"].rows}
 

@@ -15,8 +15,8 @@ from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runs.runner import run as run_file
 from hedgerow.platform.tracking.formatting import summary_cells
 from hedgerow.platform.tracking.summary import summarise
-from hedgerow.searchspaces.reproductions.published import find_rows
-from hedgerow.searchspaces.reproductions.standing import standing
+from hedgerow.searchspaces.extra.table_file import find_rows
+from hedgerow.searchspaces.extra.table_result import standing
 
 
 def test_a_teachers_learning_rate_falls_along_a_cosine():

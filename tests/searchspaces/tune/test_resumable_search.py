@@ -13,12 +13,12 @@ from ray.tune.experiment import Experiment, Trial
 from searches import plan
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.searchspaces.replay.simulated_controller import SimulatedController
 from hedgerow.searchspaces.spaces.packing import COPIES
 from hedgerow.searchspaces.spaces.search_section import SearchSetup
 from hedgerow.searchspaces.tune.kinds.bohb_search import PACKAGES
 from hedgerow.searchspaces.tune.report_journal import ReportJournal
 from hedgerow.searchspaces.tune.resumable_search import ResumableScheduler, ResumableSearch, number_of
+from hedgerow.searchspaces.tune.simulated_controller import SimulatedController
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
 ROUNDS, STRIDE = 18, 2
