@@ -545,7 +545,7 @@ def ui(run: str | None, uri: str | None, port: int | None, browse: bool) -> None
     """
     from hedgerow.platform.ui.mlflow_server import open_page
 
-    sys.exit(open_page(run, uri, port, browse))
+    open_page(run, uri, port, browse)
 
 
 @main.command()
@@ -580,7 +580,6 @@ def push(run: str) -> CommandOutput:
     metavar="NODES",
     help="Nodes to plan for: 4x(cpus=16,gpus=2,memory=64), joined by +, or a YAML file (memory in GB).",
 )
-@click.option("--measure", is_flag=True, help="Run one actor's share of a few rounds here, to predict a round's time.")
 @prints_output
 def plan(
     file: Path,
@@ -588,17 +587,16 @@ def plan(
     data_root: Path | None,
     address: str | None,
     nodes: str | None,
-    measure: bool,
 ) -> CommandOutput:
     """Show how the actors of FILE would be placed on a cluster, and which resources are missing.
 
-    Nothing is run, except with --measure.
+    Nothing is run.
 
     Example: hedgerow plan exp.yaml --nodes "4x(cpus=16,gpus=2,memory=64)"
     """
     from hedgerow.cluster.plan_command import plan_file
 
-    return plan_file(file, overrides, data_root, address, nodes, measure)
+    return plan_file(file, overrides, data_root, address, nodes)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -69,7 +68,6 @@ METHODS = {
     ),
     "ASHA": Method("asha", 2, "rungs at 4, 12, 36 rounds, one in 3 continues", halving),
     "HyperBand": Method("hyperband", 2, "one in 3 continues", lambda n: {"reduction": 3}),
-    "BOHB": Method("bohb", 2, "HyperBand with configurations from a density model", lambda n: {"samples": 10 * n}),
     "TPE": Method("optuna", 1, "Optuna's TPE, each proposal to its last round", lambda n: {"samples": 10 * n}),
     "FedEx": Method(
         "random", 1, "a run whose clients draw from whole lists, for each value that they cannot draw, one after the "
@@ -82,14 +80,9 @@ METHODS = {
 
 
 def available(name: str, task: Task) -> dict[str, Method]:
-    """Methods whose packages are installed, and that can be replayed on all recordings of a task."""
-    has_bohb = all(find_spec(package) for package in ("ConfigSpace", "hpbandster"))
+    """Methods that can be replayed on all recordings of a task."""
     seeds = set(seeds_of(name, task))
-    return {
-        title: method
-        for title, method in METHODS.items()
-        if (has_bohb or method.kind != "bohb") and seeds <= {*seeds_of(name, task, method.part)}
-    }
+    return {title: method for title, method in METHODS.items() if seeds <= {*seeds_of(name, task, method.part)}}
 
 
 def run(

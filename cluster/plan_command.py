@@ -1,4 +1,4 @@
-"""Implementation of the command `plan`: a dry run of placement, with actors per node, memory and seconds per round."""
+"""Implementation of the command `plan`: a dry run of placement, with actors per node and memory."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,9 @@ import click
 import ray
 import torch
 
-from hedgerow.algorithms.core.pytree import leaves
 from hedgerow.algorithms.core.torch_private import compute_capabilities
 from hedgerow.cluster.feasibility import MemoryEstimate, check_memory, estimate_memory, place
 from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
-from hedgerow.cluster.round_time import measure_round_time, predict_round_time
 from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors
 from hedgerow.platform.actors.session import ray_session, starts_here
 from hedgerow.platform.common.memory import gigabytes
@@ -32,12 +30,9 @@ DRIVERS = {"12": 525, "13": 580}
 
 
 def plan_file(
-    file: Path, overrides: Sequence[str], data_root: Path | None, address: str | None, nodes: str | None, measure: bool
+    file: Path, overrides: Sequence[str], data_root: Path | None, address: str | None, nodes: str | None
 ) -> CommandOutput:
-    """Plan the placement of a run, or of a search if the file has one. Raises UserError.
-
-    measure: run a few rounds here to predict the seconds of a round.
-    """
+    """Plan the placement of a run, or of a search if the file has one. Raises UserError."""
     node_list = parse_nodes(nodes) if nodes else None
     search = load_search(file, overrides) if "search" in read_file(file, overrides)[0] else None
     experiment = search.experiment if search else load_experiment(file, overrides)
@@ -49,7 +44,7 @@ def plan_file(
     else:
         with ray_session(address):
             available = cluster_nodes()
-    return _plan(experiment, dataset, partition, available, search, measure)
+    return _plan(experiment, dataset, partition, available, search)
 
 
 def _plan(
@@ -58,7 +53,6 @@ def _plan(
     partition: Partition,
     nodes: list[Node],
     search: SearchSpec | None,
-    measure: bool,
 ) -> CommandOutput:
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
     if resources.executor == "inline":
@@ -73,13 +67,7 @@ def _plan(
     memory = estimate_memory(experiment, task, dataset, partition, len(nodes))
     placement = place(resources, trials * actors, nodes)
     check_memory(nodes, placement, memory)
-    parameters = sum(leaf.numel() for leaf in leaves(task.init()))
-    cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
     rows = _rows(resources, nodes, placement, memory)
-    if measure:
-        seconds = measure_round_time(experiment, dataset, partition, parameters, actors)
-    else:
-        seconds = predict_round_time(experiment, parameters, partition, actors, cores)
     where = "coordinator: reserves no CPU and runs next to the driver"
     summary = f"{_count(actors, 'client actor')} of {_size(resources)}"
     if search:
@@ -97,7 +85,6 @@ def _plan(
         click.echo(where)
         if needs:
             click.echo(f"GPUs: {needs}")
-        click.echo(seconds)
 
     document = {
         "name": experiment.name,
@@ -106,7 +93,6 @@ def _plan(
         "actors": actors,
         "placement": rows,
         "gpus": needs,
-        "round": seconds,
     }
     return CommandOutput(document, render)
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 from command_line import GOOD, hedgerow, refuse
-from mlflow.cli import server as mlflow_ui
+from mlflow.cli import server as mlflow_server
 from paths import ROOT
 from PIL import Image
 from safetensors import SafetensorError
@@ -89,7 +89,7 @@ def test_ray_that_is_started_here_listens_on_the_loopback_interface_alone():
 
 def test_mlflow_s_page_is_on_the_loopback_interface():
     command = page_command("sqlite:///store.db", 5000)
-    params = mlflow_ui.make_context("ui", command[command.index("ui") + 1 :]).params
+    params = mlflow_server.make_context("server", command[command.index("server") + 1 :]).params
     assert params["host"] == "127.0.0.1"
 
 

@@ -1,8 +1,8 @@
 """The `privacy` section of an experiment file: user-level differential privacy."""
 
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from hedgerow.algorithms.transforms.clip import Clip
 from hedgerow.algorithms.transforms.gaussian_noise import GaussianNoise
@@ -12,20 +12,16 @@ from hedgerow.platform.privacy.accounting import Accountant, PrivacyAccount, mul
 
 
 class Privacy(Section):
-    """User-level differential privacy: clipped updates, noise on their sum, and cohorts in which each client takes
-    part independently (McMahan et al., 2018).
+    """User-level differential privacy: clipped updates, Gaussian noise on their sum, and cohorts in which each client
+    takes part independently, with the probability `participation` (McMahan et al., 2018).
     """
 
-    mechanism: Literal["gaussian"] = Field("gaussian", description="noise on the sum of the clipped updates")
     clip: float = Field(gt=0, description="S, maximum norm of an update over all of its parts")
     noise_multiplier: float | None = Field(
         None, ge=0, description="z, standard deviation of the noise in units of S; null: solved for `target_epsilon`"
     )
     target_epsilon: float | None = Field(None, gt=0, description="epsilon after the last round; null: z is given")
     delta: float = Field(gt=0, lt=1, description="delta at which epsilon is reported; well below 1 / clients")
-    sampling: Literal["poisson"] = Field(
-        "poisson", description="each client takes part in a round independently, with the probability `participation`"
-    )
     accountant: Accountant = Field(
         "pld", description="accounting by privacy loss distributions, or by Renyi differential privacy, which is looser"
     )
@@ -35,13 +31,6 @@ class Privacy(Section):
         description="expected number of clients per round of the deployment that is accounted for; the noise is scaled "
         "down to the smaller cohort of the simulation, which is not private itself; null: that of the simulation",
     )
-
-    @field_validator("sampling", mode="before")
-    @classmethod
-    def _is_accounted(cls, value: object) -> object:
-        if value != "poisson":
-            raise ValueError("the accountant assumes that each client is drawn independently; set it to poisson")
-        return value
 
     @model_validator(mode="after")
     def _has_one_noise(self) -> Self:

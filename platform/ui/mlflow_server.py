@@ -12,8 +12,7 @@ import webbrowser
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any, BinaryIO
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -34,9 +33,6 @@ PAGE_SETTINGS = {
 
 FIRST_PORT = 5000
 
-GRACE = 5.0
-"""Seconds until the server is killed if it does not end."""
-
 DEFAULT_OUTPUT = Path("runs")
 
 
@@ -46,8 +42,8 @@ def page_command(uri: str, port: int) -> list[str]:
     Other users of the machine see it, so that a URI that may have a password is in `page_environment` instead.
     """
     store = ["--backend-store-uri", uri] if is_local(uri) else []
-    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return [sys.executable, "-P", "-m", "mlflow", "ui", *store, *place]
+    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    return [sys.executable, "-P", "-m", "mlflow", "server", *store, *place]
 
 
 def page_environment(uri: str) -> dict[str, str]:
@@ -61,8 +57,8 @@ def page_environment(uri: str) -> dict[str, str]:
     return PAGE_SETTINGS | outside | none | {"MLFLOW_BACKEND_STORE_URI": uri}
 
 
-def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) -> int:
-    """Serve the page of a store until Ctrl-C; returns the exit code.
+def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) -> None:
+    """Serve the page of a store until Ctrl-C.
 
     run: serve the store of this run. uri: serve this store. Neither: the SQLite store in ./runs. port: None: the first
     free one from 5000 on. browse: open the page in a browser. Raises UserError if the store does not exist or the port
@@ -74,11 +70,8 @@ def open_page(run: str | None, uri: str | None, port: int | None, browse: bool) 
     if uri.startswith(("http://", "https://")):
         # A tracking server has its own page.
         _show(_address(uri.rstrip("/"), uri, experiment), browse)
-        return 0
-    uri = _check_store(uri)
-    # MLflow adds its working directory to the import path.
-    with TemporaryFile() as log, TemporaryDirectory(prefix="hedgerow-ui-") as folder:
-        return _serve(uri, experiment, _free_port(port), browse, log, folder)
+    else:
+        _serve(_check_store(uri), experiment, _free_port(port), browse)
 
 
 def hints(recorded: Iterable[tuple[Experiment, Path]]) -> list[str]:
@@ -160,54 +153,25 @@ def _free_port(port: int | None) -> int:
     raise UserError(f"--port: {FIRST_PORT} to {FIRST_PORT + 99} are all in use; name a free one")
 
 
-def _serve(uri: str, experiment: str, port: int, browse: bool, log: BinaryIO, folder: str) -> int:
-    """Run the server in an empty folder until it ends or this process is interrupted, then end all its processes."""
-
-    def end(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+def _serve(uri: str, experiment: str, port: int, browse: bool) -> None:
+    """Run MLflow's server until this process is interrupted. Raises UserError if the server ends before."""
     click.echo("starting MLflow's page ... (Ctrl-C ends it)", err=True)
-    # In a process group of its own, so that the server's workers end with it.
-    server = subprocess.Popen(
-        page_command(uri, port),
-        cwd=folder,
-        env=page_environment(uri),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        while server.poll() is None and not _answers(port):
-            time.sleep(0.2)
-        if server.poll() is None:
-            _show(_address(f"http://127.0.0.1:{port}", uri, experiment), browse)
-        code = server.wait()
-        log.seek(0)
-        output = log.read().decode(errors="replace").strip().splitlines()
-        last = output[-1] if output else "no output"
-        raise UserError(f"MLflow's page ended with exit code {code} ({last}); check the store")
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        for number in (signal.SIGINT, *before):
-            signal.signal(number, signal.SIG_IGN)
-        _end(server)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(server: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(GRACE)
-    # Workers that outlive the server are still in its group.
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
+    # MLflow adds its working directory to the import path.
+    with TemporaryDirectory(prefix="hedgerow-ui-") as folder:
+        # In a process group of its own, so that the server's worker ends with it.
+        server = subprocess.Popen(
+            page_command(uri, port), cwd=folder, env=page_environment(uri), stdout=sys.stderr, start_new_session=True
+        )
+        try:
+            while server.poll() is None and not _answers(port):
+                time.sleep(0.2)
+            if server.poll() is None:
+                _show(_address(f"http://127.0.0.1:{port}", uri, experiment), browse)
+            raise UserError(f"MLflow's server ended with exit code {server.wait()}; check the store")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 def _answers(port: int) -> bool:

@@ -6,7 +6,6 @@ SEARCH_KINDS = {
     "random": "hedgerow.searchspaces.tune.kinds.random_search:RandomSearch",
     "asha": "hedgerow.searchspaces.tune.kinds.asha_search:AshaSearch",
     "hyperband": "hedgerow.searchspaces.tune.kinds.hyperband_search:HyperbandSearch",
-    "bohb": "hedgerow.searchspaces.tune.kinds.bohb_search:BohbSearch",
     "pbt": "hedgerow.searchspaces.tune.kinds.pbt_search:PbtSearch",
     "fedex": "hedgerow.searchspaces.tune.kinds.fedex_search:FedExSearch",
     "optuna": "hedgerow.searchspaces.tune.kinds.optuna_search:OptunaSearch",

@@ -206,7 +206,6 @@ class ResumableSearch(SearchAlgorithm):
         is_complete: Callable[[int], bool],
     ):
         self.search: Any = BasicVariantGenerator() if searcher is None else SearchGenerator(searcher)
-        # Name by which Tune's scheduler of BOHB finds it.
         self.searcher = searcher
         self.scheduler, self.limit, self.save, self.is_complete = scheduler, limit, save, is_complete
         self._known: list[Trial] = []

@@ -1,7 +1,5 @@
 """Dry run of placement: by counting, against the room that Ray has, and refused if resources are missing."""
 
-import json
-
 import pytest
 import ray
 from click.testing import CliRunner
@@ -10,7 +8,6 @@ from paths import ROOT
 from hedgerow.cli import main
 from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
-from hedgerow.cluster.round_time import RoundTimeModel, exchange_seconds, fitted_constants
 from hedgerow.platform.actors.actor_room import actors_that_fit
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
@@ -92,7 +89,6 @@ def test_a_plan_tells_what_it_counts():
     assert "10 client actors of 1 CPU and 0.25 GPU each, 4 per GPU, packed on as few nodes as possible" in text
     assert "│ 1 │ node 1 │ 0 of 0 │" in text
     assert "│ 1 │ node 2 │ 8 of 8 │ 8 of 16 │ 2 of 2 │" in text
-    assert "no prediction, since there are no measurements for GPUs" in text
     # Of the pinned PyTorch, whose kernels and driver docs/how-to/cluster.md names.
     needs = "needs an NVIDIA driver for CUDA 13.2, version 580 or newer, and GPUs of compute capability 7.5 or newer"
     assert needs in " ".join(text.split())
@@ -142,37 +138,3 @@ def test_what_cannot_fit_is_refused_by_the_name_of_what_lacks(settings, nodes, f
     text = plan(DIGITS, "--nodes", nodes, *overrides, code=2)
     assert text.startswith("hedgerow: ")
     assert fragment in text
-
-
-def test_a_round_s_seconds_are_those_that_were_fitted_constants():
-    measured = json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text())
-    known = fitted_constants()
-    assert known["seconds"] == measured["seconds"]
-    assert known["largest error where not fitted"] == measured["largest error where not fitted"]
-    for case in measured["cases"]:
-        parameters = 64 * case["hidden"] + case["hidden"] + case["hidden"] * 10 + 10
-        round = RoundTimeModel(parameters, case["clients"], case["actors"], steps=4, cores=measured["cores"])
-        assert 1e3 * round.seconds() == pytest.approx(case["predicted ms"], rel=5e-3)
-        assert case["fitted"] is False or round.extrapolated() == []
-
-
-def test_a_prediction_says_what_it_is_based_on():
-    here = ("--nodes", "1x(cpus=2,memory=16)", "--set", "resources.actors=2")
-    text = plan(DIGITS, *here)
-    assert "predicted for training only" in text
-    assert "extrapolated" not in text
-    assert "extrapolated to mini-batches of 16" in plan(DIGITS, *here, "--set", "algorithm.batch_size=16")
-    assert "no prediction, since there are no measurements for feddyn on mlp" in plan(
-        str(ROOT / "examples" / "digits_feddyn.yaml"), *here
-    )
-
-
-def test_an_exchange_takes_what_is_left_of_a_round_without_work():
-    assert exchange_seconds(10_000, 3) == RoundTimeModel(10_000, 30, 3, steps=0, cores=2).seconds()
-
-
-def test_what_was_not_measured_before_is_measured_here():
-    settings = ("--set", "resources.actors=2", "--set", "engine.mode=loop", "--measure")
-    text = plan(str(ROOT / "examples" / "digits_feddyn.yaml"), "--nodes", "1x(cpus=2,memory=16)", *settings)
-    assert "measured here for the 5 clients of one actor, and" in text
-    assert "for 1 exchange with 2 actors" in text

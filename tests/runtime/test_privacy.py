@@ -187,7 +187,6 @@ def test_accounting_without_its_package_is_a_sentence(tmp_path, monkeypatch):
     ("changes", "said"),
     [
         ({"privacy": {"clip": 1, "delta": 1e-3}}, "either `noise_multiplier` or `target_epsilon`"),
-        ({"privacy": {"clip": 1, "noise_multiplier": 1, "delta": 1e-3, "sampling": "fixed"}}, "set it to poisson"),
         ({"transforms": [{"kind": "clip", "norm": 1.0}]}, "remove the clip and the noise"),
         ({"simulation": {}}, "remove one of the two"),
         ({"evaluation": {"model": "clients"}}, "set it to server"),

@@ -2,7 +2,6 @@
 
 import heapq
 import math
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from searches import plan
 from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.spaces.packing import COPIES
 from hedgerow.searchspaces.spaces.search_section import SearchSetup
-from hedgerow.searchspaces.tune.kinds.bohb_search import PACKAGES
 from hedgerow.searchspaces.tune.report_journal import ReportJournal
 from hedgerow.searchspaces.tune.resumable_search import ResumableScheduler, ResumableSearch, number_of
 from hedgerow.searchspaces.tune.simulated_controller import SimulatedController
@@ -27,7 +25,6 @@ KINDS = {
     "asha": {"kind": "asha", "samples": 9, "space": LR, "grace": 2},
     "hyperband": {"kind": "hyperband", "samples": 9, "space": LR},
     "pbt": {"kind": "pbt", "samples": 6, "space": LR, "interval": 4},
-    "bohb": {"kind": "bohb", "samples": 12, "space": LR},
     "optuna": {"kind": "optuna", "samples": 12, "space": LR, "sampler": "random", "pruner": "median", "grace": 2},
     "halving": {"kind": "optuna", "samples": 9, "space": LR, "sampler": "tpe", "pruner": "halving", "grace": 2},
 }
@@ -81,9 +78,6 @@ class Machine:
             storage_path=str(self.folder),
         )
         search.add_configurations([experiment])
-        # Tune's scheduler of BOHB calls these methods of the searcher.
-        for name in ("on_pause", "on_unpause"):
-            setattr(search, name, getattr(config.config.search_alg, name, None))
         self.controller = SimulatedController(
             scheduler,
             search,
@@ -161,8 +155,6 @@ class Machine:
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_search_that_is_killed_after_any_report_decides_as_an_undisturbed_one(tmp_path, name, slots):
-    if name == "bohb" and not all(map(find_spec, PACKAGES)):
-        pytest.skip("the packages of bohb are not installed")
     calm = Machine(tmp_path / "calm", KINDS[name], slots)
     assert calm.run()
     if name == "pbt":

@@ -245,16 +245,6 @@ class TestSweeps:
             assert one.state.name == ("COMPLETE" if len(trial.records) == ROUNDS else "PRUNED")
             assert one.value == trial.records[-1]["validation_accuracy"]
 
-    def test_bohb_proposes_configurations_to_the_brackets(self, tmp_path):
-        pytest.importorskip("hpbandster")
-        space = {"algorithm.lr": {"loguniform": [0.001, 0.5]}, "algorithm.momentum": {"choice": [0.0, 0.5]}}
-        kind = {"kind": "bohb", "samples": 6, "reduction": 2, "report_every": 1, "space": space}
-        finished = search(plan(tmp_path, search=kind))
-        lengths = [len(trial.records) for trial in finished.trials]
-        assert len(lengths) == 6
-        assert max(lengths) == ROUNDS
-        assert min(lengths) < ROUNDS
-
     @pytest.mark.exhaustive("processes")
     def test_population_based_training_copies_the_better_trials(self, tmp_path):
         kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5}

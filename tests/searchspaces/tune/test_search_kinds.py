@@ -23,7 +23,6 @@ from hedgerow.searchspaces.spaces.json_schema import experiment_schema
 from hedgerow.searchspaces.spaces.search_file import read_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, SearchKind, SearchSetup
 from hedgerow.searchspaces.tune import kinds
-from hedgerow.searchspaces.tune.kinds import bohb_search
 from hedgerow.searchspaces.tune.search_runner import search
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
@@ -158,21 +157,6 @@ def test_a_kind_that_proposes_has_a_searcher_and_no_space(tmp_path):
     made = tuner_spec(spec.search, setup, None, room=3)
     assert (made.config.num_samples, made.space, spec.search.packed) == (5, None, None)
     assert made.config.search_alg is not None
-
-
-def test_bohb_without_its_packages_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setattr(bohb_search, "find_spec", lambda module: None if module == "hpbandster" else "found")
-    with pytest.raises(
-        UserError, match=r"bohb needs hpbandster, .* install the extra with `pip install 'hedgerow\[bohb\]'`"
-    ):
-        plan(tmp_path, search={"kind": "bohb", "samples": 2, "space": {"algorithm.lr": [0.01, 0.3]}})
-
-
-def test_bohb_takes_no_conditions(tmp_path, monkeypatch):
-    monkeypatch.setattr(bohb_search, "find_spec", lambda module: "found")
-    space = {"algorithm.lr": [0.01, 0.3], "algorithm.pull": {"grid": [0.1], "when": {"algorithm.lr": 0.3}}}
-    with pytest.raises(UserError, match=r"search.space.algorithm.pull: kind bohb does not support conditions"):
-        plan(tmp_path, search={"kind": "bohb", "samples": 2, "space": space})
 
 
 @pytest.mark.exhaustive("processes")
