@@ -50,13 +50,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup
-	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/states.py
-	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/limits.py
-	$(BIN)/python benchmarks/methods.py
-	$(BIN)/python benchmarks/three_devices.py
 	$(BIN)/python benchmarks/gpu.py
 	$(BIN)/python benchmarks/peers.py $(if $(DATA_ROOT),--data-root '$(DATA_ROOT)')
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import conditions, write_results
-from rounds import noise
+from measuring import conditions, noise, write_results
 from torch.utils.flop_counter import FlopCounterMode
 
 from hedgerow.platform.config.loader import parse_experiment

@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks: the recorded conditions, and the measurement of memory."""
+"""Shared code of the benchmarks: the recorded conditions, experiments and data, and the measurement of memory."""
 
 import json
 import os
@@ -10,10 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.data import Dataset
 from hedgerow.platform.tracking.run_folder import git_commit, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,29 +41,29 @@ def write_results(name: str, results: dict[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
-def small_steps(
-    algorithm: dict[str, Any], rounds: int, cohort: int, clients: int, resources: dict[str, Any], output: str = "runs"
-) -> Experiment:
-    """An experiment on Ray whose client steps compute almost nothing, so that many actors fit on few cores."""
+def settings(values: dict[str, Any], rounds: int) -> Experiment:
+    """An experiment on two single-threaded actors that evaluates only once, after its last round."""
     return parse_experiment(
         {
-            "name": "small-steps",
-            "output": output,
+            "name": "benchmark",
             "rounds": rounds,
-            "clients_per_round": cohort,
-            "task": {
-                "data": {"name": "digits"},
-                "partition": {"kind": "iid", "clients": clients},
-                "model": {"name": "logreg"},
-            },
-            "algorithm": algorithm,
-            "evaluation": {"every": 10_000, "clients": 0},
+            "evaluation": {"every": 10**6, "clients": 0},
+            "resources": {"executor": "ray", "actors": 2, "threads": 1},
             "checkpoints": {"every": 0},
             "tracking": {"enabled": False},
-            "engine": {"mode": "loop"},
-            "resources": {"executor": "ray", "cpus_per_actor": 0.1, **resources},
+            **values,
         }
     )
+
+
+def noise(shape: tuple[int, ...], samples: int, classes: int, test: int) -> Dataset:
+    """Data set of random uint8 images."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (samples + test, *shape), dtype=np.uint8)
+    y = rng.integers(0, classes, samples + test)
+    mean, std = np.full((shape[0], 1, 1), 127.5, np.float32), np.full((shape[0], 1, 1), 64, np.float32)
+    names = tuple(map(str, range(classes)))
+    return Dataset("noise", x[:samples], y[:samples], x[samples:], y[samples:], classes, mean, std, names)
 
 
 def _own_memory(pid: int, otherwise: int) -> int:

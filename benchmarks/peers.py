@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--repeats 5] [--data-root FOLDER] [--only digits mnist-mlp ...]
                                [--contenders "bare loop" pfl flower hedgerow ...]
 
-Writes benchmarks/results/peers-WORKLOAD.json, and peers.md and two figures of all workloads with stored results.
+Writes benchmarks/results/peers-WORKLOAD.json, and peers.md of all workloads with stored results.
 The exit code is 1 if a contender fails or does different work than the bare loop.
 """
 
@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from environments import installed, python_of
 from jobs import write_job
 from measuring import RESULTS, conditions
-from tables import draw, table
-from trials import CONTENDERS, HERE, OURS, OURS_ON_RAY, Contender, Failed, run_trial, steady_ms
+from trials import CONTENDERS, HERE, OURS, OURS_ON_RAY, Contender, Failed, installed, python_of, run_trial, steady_ms
 from workloads import WORKLOADS, Workload
+
+from hedgerow.platform.common.percent import percent
 
 CHECKED = 1
 """Rounds before parameters are compared. Later rounds prove less: rounding errors grow tenfold or more in each."""
@@ -108,12 +108,42 @@ def _row(check: dict[str, Any], mine: list[dict[str, Any]], ours: list[float]) -
 
 
 def report() -> None:
-    """Write the table and the figures of all stored results."""
+    """Write the table of all stored results."""
     files = {name: RESULTS / f"peers-{name}.json" for name in WORKLOADS}
     results = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     (RESULTS / "peers.md").write_text(table(results))
-    draw(results, RESULTS / "peers")
     print(table(results))
+
+
+def table(workloads: dict[str, Any]) -> str:
+    """One row per contender, under a heading row for each workload."""
+    lines = [
+        "| contender | time per round | times Hedgerow | first round after | memory | accuracy | apart |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in workloads.values():
+        lines.append(f"| **{result['workload']}** ({result['data']}, {result['rounds']} rounds) | | | | | | |")
+        for name, row in result["rows"].items():
+            cells = [
+                name,
+                "{} ({} to {})".format(*map(_seconds, (1e-3 * ms for ms in row["ms per round"]))),
+                f"{row['times hedgerow']:.2f}" if "times hedgerow" in row else "",
+                "{:.1f} s ({:.1f} to {:.1f})".format(*row["s to round 1"]),
+                f"{row['peak MB']:.0f} MB",
+                percent(row["accuracy"]),
+                f"{row['apart']:.0e}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += [f"| {name} | {_first_line(p)} | | | | | |" for name, p in result["problems"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.split())[:200].replace("|", "/")
 
 
 def main() -> None:

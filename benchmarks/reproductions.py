@@ -2,11 +2,11 @@
 
     python benchmarks/reproductions.py [--only NAME ...] [--data-root FOLDER] [--list]
 
-Each line compares methods of one published table on the same seeds. A seed draws the partition, the initial model and
-the mini-batches, so that scores are compared in pairs. Settings are those of a row of the table, and the result names
-every change. Writes benchmarks/results/reproductions/NAME.json: settings, command, versions, commit, seconds, and a
-score for each method and seed. A line continues where it was interrupted, and is skipped if a result of the same
-settings is stored. docs/reproductions.md shows the results.
+Each line of reproductions.yaml compares methods of one published table on the same seeds. A seed draws the partition,
+the initial model and the mini-batches, so that scores are compared in pairs. Settings are those of a row of the table,
+and the result names every change. Writes benchmarks/results/reproductions/NAME.json: settings, command, versions,
+commit, seconds, and a score for each method and seed. A line continues where it was interrupted, and is skipped if a
+result of the same settings is stored. docs/reproductions.md shows the results.
 """
 
 import argparse
@@ -14,10 +14,12 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import yaml
 
 import hedgerow
 from hedgerow.platform.config.experiment import Experiment
@@ -79,11 +81,6 @@ class ReproductionLine:
         return {**kept, "seeds": list(self.seeds), "seeded": list(self.seeded)}
 
 
-def replication(line: ReproductionLine, seeds: Sequence[int]) -> ReproductionLine:
-    """The same line on new seeds, for comparisons that the first ones had decided barely or not at all."""
-    return replace(line, name=f"{line.name}-again", seeds=seeds, note=f"the same on new seeds: {line.note}")
-
-
 # ---- scores of a run -------------------------------------------------------------------------------------------------
 
 
@@ -125,361 +122,8 @@ def score_of(name: str) -> Callable[[FinishedRun], float]:
     return scores[kind]
 
 
-# ---- lines -----------------------------------------------------------------------------------------------------------
-
-DIGITS = "task.data={name: digits}"
-MLP = "task.model={name: mlp, hidden: [50]}"
-SEP = "aggregation.server_optimizer.lr=12.5"
-SKETCH = "transforms=[{kind: sketch, rows: 5, columns: 20, entries: 1, server_momentum: 0.0}]"
-ACCURACY = "last test_accuracy"
-SHARE = "% of test samples"
-TRANSMISSIONS = "transmissions, in FedAvg rounds"
-
-EXPERT = ("algorithm.adapt_steps=5", "algorithm.adapt_lr=0.1")
-STREAM = {
-    "MOML": (*EXPERT, "algorithm.steps=20", "algorithm.alpha=1.0"),
-    "FTML": (*EXPERT, "algorithm.steps=20"),
-    "MOGD": (*EXPERT, "algorithm.steps=10"),
-    "TOE": (*EXPERT, "algorithm.steps=20"),
-    "FS": EXPERT,
-}
-SHORT = ("task.partition.tasks=100", "rounds=100", "evaluation.every=100")
-FEDHEN = {"FedHeN": (), "Decouple": (), "NoSide": ()}
-FEDHEN_CLAIMS = (("FedHeN", "Decouple"), ("FedHeN", "NoSide"))
-VARIANTS = ("Iter-topK", "Non-iter")
-FEDDYN = {"FedDyn": (), "SCAFFOLD": ("algorithm.steps=50",), "FedAvg": (), "FedProx": ()}
-FEDDYN_CLAIMS = tuple(("FedDyn", other) for other in ("SCAFFOLD", "FedAvg", "FedProx"))
-TARGET = ("evaluation.targets=[0.93]", "evaluation.stop=true", "rounds=150")
-
-BEST_MINIMUM = "share minimum_D"
-STUDENTS = "% of the students in the best minimum"
-PLANE_SEEDS = ("seed", "task.data.seed")
-PLANE_SEARCH = ("evaluation.every=200", "algorithm.starts=40")
-PLANE = {
-    "CE": (),
-    "KD": ("algorithm.name=kd", "algorithm.tau=1.0"),
-    "DiSK": (
-        "algorithm.name=disk",
-        "algorithm.tau=1.0",
-        "algorithm.top_k=2",
-        "algorithm.epochs=null",
-        "algorithm.steps=3",
-        "algorithm.guide_hidden=[8]",
-        "algorithm.guide_lr=null",
-    ),
-}
-BATCHES = ("algorithm.batch_size=100",)
-ONE_PASS = {"DiSK": ("algorithm.steps=null", "algorithm.epochs=1")}
-NARROW = ("task.data.variance=0.0025",)
-PLANE_TASKS: dict[str, tuple[Sequence[str], Mapping[str, Sequence[str]]]] = {
-    "all samples": ((), {}),
-    "batches of 100": (BATCHES, ONE_PASS),
-    "all samples, r a deviation": (NARROW, {}),
-    "batches of 100, r a deviation": ((*NARROW, *BATCHES), ONE_PASS),
-}
-
-MOML_SHORT = ReproductionLine(
-    "moml-s-mnist",
-    "moml/5.1/s-mnist",
-    "end ltm",
-    "% LTM",
-    [("MOML", "FTML"), ("MOML", "MOGD"), ("MOML", "FS")],
-    {name: STREAM[name] for name in ("MOML", "FTML", "MOGD", "FS")},
-    SHORT,
-    seeds=(1, 2, 3),
-    seeded=("seed", "task.partition.seed"),
-    needs_data=True,
-    note="100 tasks instead of 1000; one expert per method, the best of a run over the grids with seed 0",
-)
-
-FEDHEN_IID = ReproductionLine(
-    "fedhen-iid",
-    "fedhen/T4.1/digits",
-    ACCURACY,
-    SHARE,
-    FEDHEN_CLAIMS,
-    FEDHEN,
-    seeds=(1, 2, 3),
-    note="digits and small networks; accuracy of the complex network after 100 rounds, not rounds to a target",
-)
-
-FEDSEP_STEPS = tuple(
-    ReproductionLine(
-        f"fedsep-steps-{partition}",
-        f"fedsep/F4/mnist-{partition}-steps",
-        "end test_accuracy",
-        SHARE,
-        [("I = 10", "I = 2"), *longer],
-        {"I = 2": (), "I = 10": (), "I = 50": ()},
-        [DIGITS, MLP, "rounds=30", "algorithm.sketch_size=500", "aggregation.server_optimizer.lr=2.5"],
-        seeds=(1, 2, 3),
-        compared=[] if longer else [("I = 50", "I = 10")],
-        note="digits and an MLP of 3,760 parameters, p = 500, 30 rounds; server step d / 3p, as in the row",
-    )
-    # The source sees a gain up to 50 steps on IID data, and little of it with two classes per client.
-    for partition, longer in (("iid", [("I = 50", "I = 10")]), ("2-classes", []))
-)
-
-
-LINES = (
-    ReproductionLine(
-        "feddyn-tenth",
-        "feddyn/T2.3/mnist-dirichlet0.3",
-        "transmissions",
-        TRANSMISSIONS,
-        FEDDYN_CLAIMS,
-        FEDDYN,
-        [DIGITS, *TARGET],
-        more=False,
-        note="digits instead of MNIST, 93 % in 150 rounds; SCAFFOLD has as many local steps as FedDyn",
-    ),
-    ReproductionLine(
-        "pfl-proto",
-        "pfl/small/digits-alid-3",
-        "transmissions",
-        TRANSMISSIONS,
-        [("PFLDyn Proto", "P-Avg Proto"), ("PFLDyn Proto", "PFLScaf Proto"), ("PFLDyn Proto", "Per-FedAvg")],
-        {"PFLDyn Proto": (), "PFLScaf Proto": (), "P-Avg Proto": (), "Per-FedAvg": ()},
-        ["evaluation.stop=true", "evaluation.targets=[0.95]"],
-        more=False,
-        note="digits and 20 devices instead of CIFAR and 100; to 95 % in at most 100 rounds",
-    ),
-    ReproductionLine(
-        "fedsep-both-ways",
-        "fedsep/F2/mnist-2-classes-small",
-        "at 1.6 test_accuracy",
-        SHARE,
-        [("FedSep 100", other) for other in ("Top-K 100", "Count-Sketch 100", "uncompressed")],
-        {
-            "FedSep 100": (SEP, "rounds=60"),
-            "Top-K 100": ("rounds=4",),
-            "Count-Sketch 100": (SKETCH, "rounds=4"),
-            "uncompressed": ("rounds=2",),
-        },
-        [DIGITS, MLP, "evaluation.every=1"],
-        note="digits and an MLP of 3,760 parameters; accuracy when a client has sent and received as many numbers as "
-        "in 1.6 rounds of FedAvg, the last round within this budget; Top-K and Count-Sketch receive the whole model; "
-        "FedSep's server step is d / 3p, as in the row",
-    ),
-    ReproductionLine(
-        "fedsep-sent",
-        "fedsep/F2/mnist-2-classes-small",
-        "end test_accuracy",
-        SHARE,
-        [("FedSep 100", "Top-K 100"), ("FedSep 100", "Count-Sketch 100"), ("FedSep 100, beta 0.01", "FedSep 100")],
-        {
-            "FedSep 100": (SEP,),
-            "FedSep 100, beta 0.01": (
-                "algorithm={name: fedsep, sketch_size: 100, lasso: 0.01, lr: 0.1, epochs: null, steps: 5, "
-                "batch_size: 32}",
-                SEP,
-            ),
-            "Top-K 100": (),
-            "Count-Sketch 100": (SKETCH,),
-        },
-        [DIGITS, MLP],
-        note="digits and an MLP of 3,760 parameters; accuracy after 30 rounds, in each of which a client sends 100 "
-        "numbers; FedSep's server step is d / 3p, as in the row; Count-Sketch has no server momentum and recovers one "
-        "entry in a round; beta 0.01 was the largest of three values that were tried on seed 0",
-    ),
-    ReproductionLine(
-        "disk-line",
-        "disk/searched/intervals",
-        "share minimum_C",
-        "% of the students in the best minimum",
-        [("DiSK", "KD"), ("DiSK", "CE")],
-        {"CE": (), "KD": (), "DiSK": ()},
-        seeds=(2, 3, 4),
-        seeded=("seed", "task.data.seed"),
-        sets=["evaluation.every=200", "algorithm.starts=40"],
-        note="40 students for each draw of the data; cells of the published grids that were found on another draw",
-    ),
-    MOML_SHORT,
-    ReproductionLine(
-        "moml-toe",
-        "moml/5.1/s-mnist",
-        "ltm_minus_ctm",
-        "% LTM minus CTM",
-        [("TOE", ""), ("TOE", "MOML")],
-        {name: STREAM[name] for name in ("MOML", "TOE")},
-        [*SHORT, "task.partition.transforms={rotation: 180.0, flip: 0.5, crop: 0.3, scale: 0.3}"],
-        more=False,
-        seeds=(1, 2, 3),
-        seeded=("seed", "task.partition.seed"),
-        needs_data=True,
-        note="100 tasks instead of 1000; images turned by up to 180 degrees, cut and scaled by up to 30 %, where the "
-        "source prints no extent; experts as in moml-s-mnist",
-    ),
-    ReproductionLine(
-        "fedbio-cleaning-harsh",
-        "fedbio/cleaning/digits-harsh",
-        ACCURACY,
-        SHARE,
-        [("FedBiO", "local"), ("FedBiOAcc", "FedBiO"), ("FedBiOAcc", "FedAvg")],
-        {"FedBiOAcc": (), "FedBiO": (), "local": (), "FedAvg": ()},
-        ["rounds=60"],
-        seeds=(1, 2, 3),
-        note="digits, 60 rounds; the learning rates of the table, which were searched on MNIST",
-    ),
-    *FEDSEP_STEPS,
-    ReproductionLine(
-        "comm-fedbio-noniid",
-        "comm_fedbio/F1/digits-noniid",
-        ACCURACY,
-        SHARE,
-        [*((name, "FedAvg") for name in VARIANTS), *(("Iter-topK", name) for name in ("FOCUS", "Preprocess"))],
-        dict.fromkeys((*VARIANTS, "FedAvg", "FedAvg-Oracle", "FOCUS", "Preprocess"), ()),
-        ["rounds=80"],
-        seeds=(1, 2, 3),
-        note="digits and an MLP at compression rate 5, instead of MNIST, CIFAR-10 and FEMNIST at 20; 80 rounds",
-    ),
-    ReproductionLine(
-        "comm-fedbio-long",
-        "comm_fedbio/F1/digits-noniid",
-        ACCURACY,
-        SHARE,
-        [
-            *((name, "FedAvg") for name in (*VARIANTS, "Iter-sketch")),
-            ("Iter-topK", "FOCUS"),
-            ("Iter-topK", "Preprocess"),
-        ],
-        dict.fromkeys((*VARIANTS, "Iter-sketch", "FedAvg", "FedAvg-Oracle", "FOCUS", "Preprocess"), ()),
-        seeds=(4, 5, 6),
-        note="digits and an MLP at compression rate 5, instead of MNIST, CIFAR-10 and FEMNIST at 20; 200 rounds, as in "
-        "the row, on new seeds, since the 80 rounds of comm-fedbio-noniid did not separate the methods",
-    ),
-    ReproductionLine(
-        "comm-fedbio-mnist",
-        "comm_fedbio/F1/mnist-mlp-noniid",
-        ACCURACY,
-        SHARE,
-        [("Iter-topK", "FedAvg"), ("Iter-topK", "FOCUS")],
-        {"Iter-topK": (), "FedAvg": (), "FOCUS": ()},
-        ["rounds=100"],
-        seeds=(1, 2, 3),
-        needs_data=True,
-        note="an MLP instead of four convolutions, 100 rounds; compression rate 20, as in the source",
-    ),
-    *(replication(line, (4, 5, 6, 7, 8, 9)) for line in FEDSEP_STEPS),
-    ReproductionLine(
-        "pfl-maml",
-        "pfl/small/digits-alid-3",
-        "last client_accuracy",
-        "% of the devices' test samples",
-        [("PFLDyn MAML", "Per-FedAvg"), ("PFLDyn MAML", "PFLScaf MAML")],
-        {"PFLDyn MAML": (), "PFLScaf MAML": (), "Per-FedAvg": ()},
-        ["rounds=50"],
-        note="digits and 20 devices instead of CIFAR and 100; accuracy after 50 rounds",
-    ),
-    FEDHEN_IID,
-    replication(FEDHEN_IID, (4, 5, 6, 7, 8, 9)),
-    ReproductionLine(
-        "side-dirichlet",
-        "side/T7.1/digits-iid",
-        ACCURACY,
-        SHARE,
-        [("FedAvg robustness", "FedAvg CE")],
-        {"FedAvg CE": (), "FedAvg robustness": ()},
-        [
-            "task.partition={kind: dirichlet, clients: 100, alpha: 0.3}",
-            "task.teacher=null",
-            "rounds=40",
-            "evaluation.stop=false",
-        ],
-        seeds=(1, 2, 3),
-        note="digits, 14 samples per client, Dirichlet 0.3; accuracy after 40 rounds, not rounds to a target; without "
-        "distillation, which needs a teacher's run",
-    ),
-    ReproductionLine(
-        "referee-flute",
-        "referee/flute-lr-mnist/two-classes",
-        "end test_accuracy",
-        SHARE,
-        [],
-        {"as published": (), "pixels not standardised": ("task.data={name: mnist}",)},
-        seeds=(1, 2, 3, 4, 5),
-        needs_data=True,
-        compared=[("as published", "pixels not standardised")],
-        note="accuracy after 100 rounds, with each pixel standardised as LEAF's are, and with one mean and deviation",
-    ),
-    ReproductionLine(
-        "moml-linear",
-        "moml/A.10/s-mnist",
-        "end ltm",
-        "% LTM",
-        [("MOML", "MOML-zero")],
-        dict.fromkeys(("MOML", "MOML-zero"), STREAM["MOML"]),
-        SHORT,
-        seeds=(1, 2, 3),
-        seeded=("seed", "task.partition.seed"),
-        needs_data=True,
-        note="100 tasks instead of 1000; MOML's expert of moml-s-mnist for both",
-    ),
-    ReproductionLine(
-        "moml-buffer",
-        "moml/5.4/s-mnist",
-        "end ltm",
-        "% LTM",
-        [("B=5", "MOML"), ("B=5", "random B=5")],
-        {
-            "MOML": (
-                "algorithm={name: moml, lr: 0.1, weight_decay: 0.001, batch_size: 10, adapt_steps: 5, adapt_lr: 0.1, "
-                "steps: 20, alpha: 1.0}",
-            ),
-            **dict.fromkeys(("B=5", "random B=5"), STREAM["MOML"]),
-        },
-        SHORT,
-        seeds=(1, 2, 3),
-        seeded=("seed", "task.partition.seed"),
-        needs_data=True,
-        note="100 tasks instead of 1000; MOML's expert of moml-s-mnist for all",
-    ),
-    ReproductionLine(
-        "moml-efficiency",
-        "moml/efficiency/s-mnist",
-        "late efficiency_points",
-        "samples of a new task",
-        [("MOML", "FTML"), ("MOML", "FS")],
-        {name: STREAM[name] for name in ("MOML", "FTML", "FS")},
-        SHORT,
-        more=False,
-        seeds=(1, 2, 3),
-        seeded=("seed", "task.partition.seed"),
-        needs_data=True,
-        note="100 tasks instead of 1000; mean over the last 50 tasks of the samples that reach 80 %, and 60 where none "
-        "do; experts as in moml-s-mnist",
-    ),
-    ReproductionLine(
-        "disk-plane-task",
-        "disk/6.1/gaussians",
-        BEST_MINIMUM,
-        STUDENTS,
-        [],
-        {
-            f"{method}, {title}": (*PLANE[method], *changes, *sizes.get(method, ()))
-            for title, (changes, sizes) in PLANE_TASKS.items()
-            for method in PLANE
-        },
-        sets=PLANE_SEARCH,
-        seeds=(11, 12),
-        seeded=PLANE_SEEDS,
-        note="40 students for each of two draws of the data, with the printed defaults; r = 0.05 as a variance or a "
-        "standard deviation, and steps on all samples or on mini-batches, where DiSK has one pass for the guide and "
-        "one for the student",
-    ),
-    ReproductionLine(
-        "disk-plane",
-        "disk/searched/gaussians",
-        BEST_MINIMUM,
-        STUDENTS,
-        [("DiSK", "KD"), ("DiSK", "CE")],
-        {"CE": (), "KD": (), "DiSK": ()},
-        sets=PLANE_SEARCH,
-        seeds=(2, 3, 4, 5, 6),
-        seeded=PLANE_SEEDS,
-        note="40 students for each draw of the data; cells of the published grids that were found on another draw",
-    ),
-)
+FILE = Path(__file__).with_suffix(".yaml")
+LINES = [ReproductionLine(name, **entry) for name, entry in yaml.safe_load(FILE.read_text()).items()]
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from measuring import PeakMemory, conditions, write_results
-from rounds import noise, settings
+from measuring import PeakMemory, conditions, noise, settings, write_results
 
 from hedgerow.platform.data import Partition
 from hedgerow.platform.runs.runner import open_coordinator

@@ -1,8 +1,10 @@
-"""One trial of one contender: its command, its time, its memory and its results."""
+"""One trial of one contender: its environment, its command, its time, its memory and its results."""
 
+import hashlib
 import json
 import os
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import psutil
 from jobs import WrittenJob
 from measuring import PeakMemory
 
+from hedgerow.platform.common.user_cache import cache_folder
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree
 
 HERE = Path(__file__).parent / "contenders"
@@ -156,3 +159,36 @@ def _has(process: psutil.Process, mark: str) -> bool:
     with suppress(psutil.Error):
         return process.environ().get(MARKER) == mark
     return False
+
+
+# ---- environments of the peers ---------------------------------------------------------------------------------------
+
+UV = [sys.executable, "-m", "uv", "--quiet"]
+
+
+def python_of(requirements: Path) -> Path:
+    """Interpreter of an environment with the requirements of the file and Hedgerow itself, created once in the user's
+    cache: the requirements of the peers conflict with Hedgerow's.
+    """
+    key = hashlib.sha256(f"{requirements.read_text()} {sys.version} {HERE.parent.parent}".encode()).hexdigest()[:12]
+    folder = cache_folder() / "peers" / f"{requirements.stem}-{key}"
+    python = folder / "bin" / "python"
+    marker = folder / "installed"
+    if not marker.exists():
+        print(f"installing {requirements.name} into {folder}", flush=True)
+        subprocess.run([*UV, "venv", "--clear", "--python", sys.executable, str(folder)], check=True)
+        # Compiled now, so that the first trial does not pay for it.
+        options = ["--compile-bytecode", "--python", str(python), "-r", str(requirements)]
+        subprocess.run([*UV, "pip", "install", *options], check=True)
+        # For Hedgerow's models; without its requirements, which would conflict.
+        options = ["--no-deps", "--python", str(python), "--editable", str(HERE.parent.parent)]
+        subprocess.run([*UV, "pip", "install", *options], check=True)
+        marker.touch()
+    return python
+
+
+def installed(python: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """Versions of the given packages that are installed in an interpreter's environment."""
+    command = [*UV, "pip", "list", "--format", "json", "--python", str(python)]
+    packages = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {entry["name"]: entry["version"] for entry in packages if entry["name"] in names}

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import yaml
 
 from hedgerow.algorithms.slots.fedex_rounds import incompatibility
 from hedgerow.algorithms.slots.support import without_task
@@ -74,104 +75,8 @@ class Task:
         return self.folder / f"{name}-{seed}.json" if part == PLAIN else self.folder / f"{name}-{part}-{seed}.json"
 
 
-DIRICHLET = {"kind": "dirichlet", "alpha": 0.3}
-
-TASKS = {
-    "digits": Task(
-        "digits, Dirichlet 0.3, FedProx (mu 0 is FedAvg)",
-        {
-            "rounds": 60,
-            "participation": 0.1,
-            "task": {
-                "data": {"name": "digits"},
-                "partition": {**DIRICHLET, "clients": 100},
-                "model": {"name": "mlp", "hidden": [50]},
-                "validation": {"fraction": 0.2, "from": "clients"},
-            },
-            "algorithm": {"name": "fedprox", "batch_size": 8},
-            "aggregation": {"weighting": "uniform"},
-        },
-        {
-            "algorithm.lr": [0.01, 0.03, 0.1, 0.3, 1.0],
-            "algorithm.mu": [0.0, 0.01, 1.0],
-            "algorithm.epochs": [1, 5],
-        },
-        noise=True,
-    ),
-    "stream": Task(
-        "S-MNIST, a stream of 100 tasks, MOML",
-        {
-            "rounds": 100,
-            "task": {
-                "data": {"name": "mnist"},
-                "partition": {
-                    "kind": "stream",
-                    "tasks": 100,
-                    "train": 60,
-                    "test": 100,
-                    "transforms": {"rotation": 30, "flip": 0.5, "crop": 0.1, "scale": 0.1},
-                },
-                "model": {"name": "mlp", "hidden": [50]},
-            },
-            "algorithm": {"name": "moml", "batch_size": 10, "adapt": "maml", "steps": 10},
-            "evaluation": {"every": 100},
-        },
-        {
-            "algorithm.alpha": [1.0, 5.0, 10.0],
-            "algorithm.adapt_steps": [1, 5],
-            "algorithm.adapt_lr": [0.1, 0.01],
-        },
-    ),
-    "mnist": Task(
-        "MNIST, Dirichlet 0.3, FedDyn",
-        {
-            "rounds": 40,
-            "participation": 0.1,
-            "task": {
-                "data": {"name": "mnist"},
-                "partition": {**DIRICHLET, "clients": 100, "samples_per_client": 60},
-                "model": {"name": "mlp", "hidden": [50]},
-            },
-            "algorithm": {"name": "feddyn", "batch_size": 10, "epochs": 2},
-        },
-        {"algorithm.lr": [0.003, 0.01, 0.03, 0.1], "algorithm.alpha": [0.01, 0.03, 0.1, 0.3]},
-        test=2000,
-    ),
-    "cifar": Task(
-        "CIFAR-10, Dirichlet 0.3, small CNN, FedAvg",
-        {
-            "rounds": 30,
-            "clients_per_round": 5,
-            "task": {
-                "data": {"name": "image_folder", "path": "cifar10_imagefolder.zip"},
-                "partition": {**DIRICHLET, "clients": 50, "samples_per_client": 100},
-                "model": {"name": "cnn", "channels": [16, 32], "kernel": 3, "padding": 1, "fc": [64]},
-            },
-            "algorithm": {"name": "fedavg", "batch_size": 20},
-            "aggregation": {"weighting": "uniform"},
-            "evaluation": {"every": 2},
-        },
-        {"algorithm.lr": [0.01, 0.03, 0.1, 0.3], "algorithm.epochs": [1, 2], "algorithm.weight_decay": [0.0, 0.001]},
-        test=1000,
-    ),
-    "text": Task(
-        "tiny-Shakespeare, LSTM, FedAvg",
-        {
-            "rounds": 20,
-            "clients_per_round": 5,
-            "task": {
-                "data": {"name": "text", "path": "tinyshakespeare/input.txt", "length": 20, "stride": 20},
-                "partition": {"kind": "natural"},
-                "model": {"name": "char_lstm", "hidden": 32, "embedding": 8, "layers": 1},
-            },
-            "algorithm": {"name": "fedavg", "batch_size": 10},
-            "aggregation": {"weighting": "uniform"},
-            "evaluation": {"every": 2},
-        },
-        {"algorithm.lr": [0.1, 0.3, 1.0, 3.0], "algorithm.epochs": [1, 2]},
-        test=500,
-    ),
-}
+FILE = Path(__file__).with_suffix(".yaml")
+TASKS = {name: Task(**entry) for name, entry in yaml.safe_load(FILE.read_text()).items()}
 
 
 def record(name: str, task: Task, seed: int, data_root: Path | None, part: str = PLAIN) -> None:

@@ -61,42 +61,10 @@ EXAMPLES: dict[str, list[str]] = {
 }
 """Changes to examples, in addition to the number of rounds. The first example trains the teacher of the second."""
 
-DIGITS = ("task.data={name: digits}",)
-SMALL = (*DIGITS, "task.model={name: mlp, hidden: [32]}")
-MAPS = "{{name: resnet, channels: [{}, {}], blocks: [1, 1]}}"
-STUDENT = (*DIGITS, "task.augment=null", f"task.model={MAPS.format(4, 8)}")
-FEW = ("clients=10", "train=60", "test=20")
-
 LINES: dict[tuple[str, ...], str] = {
-    (): """
-        feddyn/TA.4/synthetic-type1 pfl/small/digits-acid-3 moml/small/digits fedbio/cleaning/digits
-        fedbio/representation/digits comm_fedbio/F1/digits fedhen/T4.1/digits fedhen/T4.2/digits
-        fedhen/central/digits-complex-all side/next/digits-synthetic side/teacher/digits disk/6.1/intervals
-        disk/searched/intervals""",
-    # The model that the row side/teacher/digits has trained before.
-    ("task.teacher.run=runs/tables/side/teacher/digits/first/side-teacher-digits",): """
-        side/T7.1/digits-iid side/central/digits""",
-    ("task.teacher.epochs=1",): "disk/small/digits disk/ablations/digits-warm-start",
-    DIGITS: """
-        feddyn/T2.3/mnist-dirichlet0.6 feddyn/TA.3/mnist-dirichlet0.3 feddyn/central/mnist-iid moml/5.1/s-mnist
-        moml/5.3/s-mnist moml/5.4/s-mnist moml/A.10/s-mnist moml/efficiency/s-mnist""",
-    (*DIGITS, "participation=0.1"): "feddyn/T2.2/mnist-iid",
-    (*DIGITS, "task.partition.samples_per_client=100"): "comm_fedbio/F2/iter-topk-mnist-mlp",
-    SMALL: """
-        feddyn/T2.1/cifar10-iid feddyn/TA.2/cifar10-iid-unbalanced feddyn/A1/cifar10-iid feddyn/A2/cifar10-iid-10
-        feddyn/A11/cifar10-iid moml/5.2/cifar100-3way moml/A.8/cifar100-5way fedsep/F2/mnist-iid-small
-        fedsep/F3/cifar10-iid fedsep/F4/mnist-iid-steps""",
-    (*SMALL, "participation=0.3", *(f"task.partition.{change}" for change in FEW)): """
-        pfl/T3.1/cifar10-3 pfl/T3.2/cifar10-3 pfl/TA.5/cifar10-3-highest pfl/TA.6/cifar10-3-lowest pfl/alpha/cifar10-5
-        pfl/plain/cifar10-acid-5 pfl/oracle/cifar10-acid-5 pfl/TA.7/miniimagenet-5-average""",
-    (*SMALL, f"task.partition.tasks={ROUNDS}"): "moml/A.9/cifar100-5way-disjoint",
-    STUDENT: "disk/6.2/cifar100-resnet10-xxs",
-    (*STUDENT, f"task.teacher={{model: {MAPS.format(8, 16)}, epochs: 1}}"): """
-        disk/6.3/cifar100-resnet10-l-resnet10-xxs disk/6.4/cifar100-resnet32x4-resnet8x4
-        disk/A.13/imagenet-resnet50-resnet18 disk/A.14/cifar100-wrn-40-2-resnet8x4""",
-    (*SMALL, "task.public.samples=300"): "fedsep/T1/cifar10-2-small fedsep/F5/cifar10-2",
+    tuple(entry["sets"]): entry["rows"] for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 }
-"""Compared rows of each table, by the changes to them: other data if their own require a download."""
+"""Compared rows of each table, by the changes to them."""
 
 BY_COMMAND = {
     "feddyn/TA.4/synthetic-type1": "FedDyn,SCAFFOLD",

@@ -1,4 +1,4 @@
-"""Workloads of the contenders in peers.py: eleven tasks, from many small clients to few large ones."""
+"""Workloads of the contenders in peers.py: the eleven tasks of workloads.yaml."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+from measuring import noise
 from pydantic import TypeAdapter
 
 from hedgerow.platform.common.errors import UserError
@@ -86,12 +88,7 @@ def _images(
         except UserError:
             continue
         return Source(title, section)
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, shape, dtype=np.uint8), rng.integers(0, 10, shape[0])
-    mean, std = (np.full((shape[1], 1, 1), value, np.float32) for value in (127.5, 64))
-    names = tuple("0123456789")
-    noise = Dataset("noise", x[:-tests], y[:-tests], x[-tests:], y[-tests:], 10, mean, std, names)
-    return Source(f"noise of {title}'s shape", PLACEHOLDER, noise)
+    return Source(f"noise of {title}'s shape", PLACEHOLDER, noise(shape[1:], shape[0] - tests, 10, tests))
 
 
 def cifar10_few_tests(data_root: Path | None) -> Source:
@@ -125,107 +122,8 @@ def characters(data_root: Path | None) -> Source:
     )
 
 
+SOURCES = {source.__name__: source for source in (digits, mnist, cifar10, cifar10_few_tests, characters)}
 WORKLOADS = {
-    "digits": Workload(
-        "digits, MLP 64-200-10: 100 of 100 clients of 16, batch 8, 2 epochs",
-        rounds=40,
-        clients_per_round=100,
-        source=digits,
-        partition={"kind": "iid", "clients": 100, "samples_per_client": 16},
-        model={"name": "mlp", "hidden": [200]},
-        local={"lr": 0.1, "epochs": 2, "batch_size": 8},
-    ),
-    "pfl": Workload(
-        "pfl-research's CIFAR-10 benchmark: 50 of 1000 clients of 50, batch 10, 1 epoch",
-        rounds=4,
-        clients_per_round=50,
-        source=cifar10,
-        partition={"kind": "iid", "clients": 1000, "samples_per_client": 50},
-        model={"name": "nets.PflCNN"},
-        local={"lr": 0.1, "epochs": 1, "batch_size": 10},
-    ),
-    "cnn": Workload(
-        "FedDyn's CIFAR CNN: 10 of 100 clients of 500, batch 50, 1 epoch",
-        rounds=4,
-        clients_per_round=10,
-        source=cifar10,
-        partition={"kind": "iid", "clients": 100, "samples_per_client": 500},
-        model={"name": "cnn"},
-        local={"lr": 0.1, "epochs": 1, "batch_size": 50},
-    ),
-    "lstm": Workload(
-        "LEAF's character LSTM: 10 of 100 clients of 100 sequences, batch 20, 1 epoch",
-        rounds=6,
-        clients_per_round=10,
-        source=characters,
-        partition={"kind": "natural"},
-        model={"name": "char_lstm"},
-        local={"lr": 0.5, "epochs": 1, "batch_size": 20},
-    ),
-    "resnet": Workload(
-        "ResNet-18 with GroupNorm on CIFAR-10: 4 of 100 clients of 40, batch 20, 1 epoch",
-        rounds=3,
-        clients_per_round=4,
-        source=cifar10_few_tests,
-        partition={"kind": "iid", "clients": 100, "samples_per_client": 40},
-        model={"name": "resnet18_gn"},
-        local={"lr": 0.01, "epochs": 1, "batch_size": 20},
-    ),
-    "mnist-mlp": Workload(
-        "MNIST, MLP 784-200-200-10: 10 of 100 clients of 600, batch 50, 1 epoch",
-        rounds=30,
-        clients_per_round=10,
-        source=mnist,
-        partition={"kind": "iid", "clients": 100, "samples_per_client": 600},
-        model={"name": "mlp", "hidden": [200, 200]},
-        local={"lr": 0.1, "epochs": 1, "batch_size": 50},
-    ),
-    "mnist-cnn": Workload(
-        "MNIST, small CNN: 20 of 1000 clients of 60, batch 20, 1 epoch",
-        rounds=20,
-        clients_per_round=20,
-        source=mnist,
-        partition={"kind": "iid", "clients": 1000, "samples_per_client": 60},
-        model={"name": "small_cnn"},
-        local={"lr": 0.1, "epochs": 1, "batch_size": 20},
-    ),
-    "mnist-logistic": Workload(
-        "MNIST, logistic regression: 10 of 1000 clients of 60, batch 10, 1 epoch",
-        rounds=60,
-        clients_per_round=10,
-        source=mnist,
-        partition={"kind": "iid", "clients": 1000, "samples_per_client": 60},
-        model={"name": "logreg"},
-        local={"lr": 0.1, "epochs": 1, "batch_size": 10},
-    ),
-    "gru": Workload(
-        "character GRU: 10 of 100 clients of 100 sequences, batch 20, 1 epoch",
-        rounds=6,
-        clients_per_round=10,
-        source=characters,
-        partition={"kind": "natural"},
-        model={"name": "nets.CharGRU"},
-        local={"lr": 0.5, "epochs": 1, "batch_size": 20},
-    ),
-    "batchnorm": Workload(
-        "ResNet of 8 layers with BatchNorm on CIFAR-10: 10 of 100 clients of 100, batch 20, 1 epoch",
-        rounds=4,
-        clients_per_round=10,
-        source=cifar10_few_tests,
-        partition={"kind": "iid", "clients": 100, "samples_per_client": 100},
-        model={"name": "nets.NormResNet"},
-        local={"lr": 0.05, "epochs": 1, "batch_size": 20},
-        # After a few steps, rounding alone decides which of millions of values ReLU cuts off: after five, the bare loop
-        # of one client in float32 is 0.004 away from that in float64.
-        checked={"lr": 0.05, "steps": 2, "epochs": None, "batch_size": 20},
-    ),
-    "wide": Workload(
-        "MNIST, MLP 784-1000-1000-10: 10 of 100 clients of 200, batch 20, 1 epoch",
-        rounds=10,
-        clients_per_round=10,
-        source=mnist,
-        partition={"kind": "iid", "clients": 100, "samples_per_client": 200},
-        model={"name": "mlp", "hidden": [1000, 1000]},
-        local={"lr": 0.05, "epochs": 1, "batch_size": 20},
-    ),
+    name: Workload(**entry | {"source": SOURCES[entry["source"]]})
+    for name, entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }

@@ -1,12 +1,8 @@
-"""DiSK's toys: their data, their models, the counts of minima, and the figures of table 6.1."""
-
-from runpy import run_path
-from types import SimpleNamespace
+"""DiSK's toys: their data, their models, and the counts of minima."""
 
 import numpy as np
 import pytest
 import torch
-from paths import ROOT
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
@@ -16,8 +12,6 @@ from hedgerow.platform.models.toy_models import ENDS, Intervals, StaticMLP
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_algorithms, build_data
 from hedgerow.searchspaces.extra.table_file import find_rows
-
-TOYS = SimpleNamespace(**run_path(str(ROOT / "benchmarks" / "disk_toys.py")))
 
 
 def blue(x):
@@ -111,25 +105,6 @@ def test_a_student_of_the_plane_can_be_right_everywhere():
     assert right.float().mean() == pytest.approx(0.985, abs=0.01)
 
 
-def test_local_minima_of_a_grid():
-    at = np.linspace(-2, 2, 41)
-    x, y = np.meshgrid(at, at, indexing="ij")
-    assert TOYS.local_minima((x**2 - 1) ** 2 + y**2) == 2
-    assert TOYS.local_minima(x**2 + y**2) == 1
-    assert TOYS.local_minima(x + y) == 0
-
-
-def test_whom_the_guide_excuses_on_the_line():
-    x, g = np.array([1.0, 2.0, 2.5, 3.0, 6.0]), np.array([0.0, 1.0, 0.7, 0.7, 0.4])
-    assert TOYS.excused_within(x, g) == pytest.approx((0.8, 0.2))
-
-
-def test_whom_the_guide_excuses_in_the_plane():
-    x = np.concatenate([CENTRES.reshape(6, 2) + 0.1, CENTRES.reshape(6, 2) - 0.2])
-    around = TOYS.excused_around(x, np.concatenate([np.arange(6), np.arange(6) + 1.0]))
-    assert around == pytest.approx(np.arange(6) + 0.5)
-
-
 def test_intervals_are_on_a_line():
     values = {"name": "t", "rounds": 1, "task": {"data": {"name": "digits"}, "model": {"name": "intervals"}}}
     values["task"]["partition"] = {"kind": "iid", "clients": 1}
@@ -142,58 +117,14 @@ def test_intervals_are_on_a_line():
 @pytest.mark.grid(keep=1)
 @pytest.mark.parametrize("data", ["intervals", "gaussians"])
 @pytest.mark.exhaustive("convergence")
-def test_a_toy_is_run_counted_and_drawn(data, tmp_path):
+def test_the_students_of_a_toy_are_counted(data, tmp_path):
     line = find_rows(f"disk/6.1/{data}")[1][0]
-    runs = {}
     for heading, section in line.methods.items():
         values = {**line.values, "name": "toy", "output": str(tmp_path), "algorithm": {**section, "starts": 4}}
         values |= {"rounds": 2, "resources": {"executor": "inline"}, "tracking": {"enabled": False}}
         values["evaluation"] = {"clients": 1}
         values["task"] = {**values["task"], "teacher": {**values["task"]["teacher"], "epochs": 2}}
-        finished = run(parse_experiment(values, source=heading))
-        last = finished.records[-1]
+        last = run(parse_experiment(values, source=heading)).records[-1]
         counts = {name: last[name] for name in last if name.startswith("minimum_")}
         assert sum(counts.values()) == 4
         assert set(counts) >= {name.replace(" ", "_") for name in line.published}
-        runs[heading] = finished.folder
-    written = TOYS.draw_toys(runs, tmp_path / data)
-    assert [file.suffix for file in written] == [".png", ".svg"]
-    assert all(file.stat().st_size > 10_000 for file in written)
-    ended = TOYS.FinishedToy(runs["DiSK"])
-    g = ended.excused()
-    assert g.shape == (1000,)
-    assert bool(((g > 0) & (g < 1)).all())
-    told = TOYS.study_toys(runs)
-    minima = told.pop("local minima of the loss, on the figure's grid")
-    assert minima == {
-        heading: str(TOYS.local_minima(TOYS.FinishedToy(folder).surface())) for heading, folder in runs.items()
-    }
-    if data == "intervals":
-        # A, B and C are minima of the cross-entropy.
-        assert int(minima["CE"]) >= 3
-    places = [f"around ({a:g}, {b:g})" for a, b in CENTRES.reshape(6, 2)]
-    where = {"in [2, 3]", "elsewhere"} if data == "intervals" else set(places)
-    assert set(told) == {f"excused {place}" for place in where}
-    assert all(set(cells) == {"DiSK"} for cells in told.values())
-    # The parts make up the whole.
-    means = [float(cells["DiSK"]) for cells in told.values()]
-    assert min(means) - 0.01 <= float(g.mean()) <= max(means) + 0.01
-
-
-def test_students_are_looked_at_as_they_learn(tmp_path):
-    """Their losses are those of the lesson, with the temperature that the file gives them."""
-    line = find_rows("disk/6.1/gaussians")[1][0]
-    section = {**line.methods["DiSK"], "starts": 3, "tau": 4.0, "student_tau": 2.0, "alpha": 0.0, "top_k": 1}
-    values = {**line.values, "name": "toy", "output": str(tmp_path), "algorithm": section, "rounds": 1}
-    values |= {"resources": {"executor": "inline"}, "tracking": {"enabled": False}, "evaluation": {"clients": 1}}
-    values["task"] = {**values["task"], "teacher": {**values["task"]["teacher"], "epochs": 2}}
-    ended = TOYS.FinishedToy(run(parse_experiment(values, source="t")).folder)
-    learner, server, batch = ended.learner, ended.server, ended.batch
-    says = learner.says(server, batch)
-    target = (says.logits / 4).softmax(-1)
-    for i, loss in enumerate(ended.losses_of_students()):
-        student, own = ({name: p[i] for name, p in server[branch].items()} for branch in ("w", "guide"))
-        g = torch.func.functional_call(learner.guide, own, (torch.cat([says.features, says.logits], 1),)).sigmoid()
-        said = (learner.task.logits(student, batch.x) / 2).softmax(-1)
-        first = torch.nn.functional.one_hot(target.argmax(-1), 3)
-        torch.testing.assert_close(loss, -8 * (target * (said + first * g).log()).sum(-1).mean())
