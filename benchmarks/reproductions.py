@@ -1,6 +1,6 @@
 """Claims of the sources at a scale that a laptop reaches, with several seeds.
 
-    python benchmarks/reproductions.py [--only NAME ...] [--data-root FOLDER] [--list]
+    python benchmarks/reproductions.py [--only NAME ...] [--data-root FOLDER]
 
 Each line of reproductions.yaml compares methods of one published table on the same seeds. A seed draws the partition,
 the initial model and the mini-batches, so that scores are compared in pairs. Settings are those of a row of the table,
@@ -195,14 +195,11 @@ def main() -> None:
     parser.add_argument(
         "--data-root", type=Path, help="folder of the data sets; lines that need it are skipped without"
     )
-    parser.add_argument("--list", action="store_true", help="print the commands of all lines")
     chosen = parser.parse_args()
     for line in LINES:
         if chosen.only and line.name not in chosen.only:
             continue
-        if chosen.list:
-            print(line.command)
-        elif line.needs_data and chosen.data_root is None:
+        if line.needs_data and chosen.data_root is None:
             print(f"{line.name}: skipped; needs --data-root")
         else:
             run_line(line, chosen.data_root)

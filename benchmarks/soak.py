@@ -7,7 +7,7 @@ again, to a client actor, to a trial (Tune's actor, which is its coordinator) or
 The kills stop after --minutes or with the search. Both searches must end with the same metrics, models and Hedge
 weights, bit for bit. Without --rounds, the number of rounds is what one search alone trains in 0.45 times the minutes.
 
-Prints the results, and writes them to benchmarks/results/soak.json and soak.png.
+Prints the results, and writes them to benchmarks/results/soak.json.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 from disturbance import Disturbance, Search
-from matplotlib.figure import Figure
-from measuring import RESULTS, PeakMemory, conditions, write_results
+from measuring import PeakMemory, conditions, write_results
 from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
@@ -36,8 +35,6 @@ CALIBRATION = 60
 
 SHARE = 0.45
 """Share of the minutes that one search alone would take. Two run at a time, and the disturbed one restarts often."""
-
-COLOURS = {"client actor": "#56B4E9", "trial": "#009E73", "driver": "#D55E00"}
 
 
 def left_behind(search: Search) -> dict[str, Any]:
@@ -88,26 +85,6 @@ def slope(points: list[tuple[float, float]]) -> dict[str, float]:
     return {"MB": round(float(megabytes.mean())), "MB per hour": round(per_hour), "standard error": round(error)}
 
 
-def draw(disturbance: Disturbance, samples: list[tuple[float, float]], every: float, file: Path) -> None:
-    """Memory and rounds by time, with a line for each kill."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    for points, style in ((samples, {"color": "0.75", "linewidth": 0.8}), (steady(samples, every), {"color": "black"})):
-        above.plot([second / 60 for second, _ in points], [megabytes for _, megabytes in points], **style)
-    below.plot(*zip(*disturbance.progress, strict=True), color="black")
-    for kill in disturbance.kills:
-        for panel in (above, below):
-            panel.axvline(kill["minute"], color=COLOURS[kill["what"]], linewidth=0.8, alpha=0.6, zorder=0)
-    for kind, colour in COLOURS.items():
-        above.plot([], [], color=colour, label=f"{kind} killed")
-    above.set_ylim(bottom=0)
-    above.set_ylabel("MB of all processes\n(black: most between kills)")
-    below.set_ylabel("rounds of all experts")
-    below.set_xlabel("minutes")
-    above.legend(fontsize=8, loc="lower right")
-    figure.savefig(file, dpi=150)
-
-
 def affordable(search: Search, minutes: float) -> int:
     """Number of rounds that an undisturbed search trains in SHARE of the minutes, estimated from a short search."""
     search.wait()
@@ -143,7 +120,6 @@ def main() -> None:
             disturbance.carry_out()
         calm.wait()
         expected, actual = left_behind(calm), left_behind(search)
-        draw(disturbance, memory.samples, arguments.every, RESULTS / "soak.png")
         results = conditions() | {
             "experts": len(calm.trained),
             "rounds": rounds,
