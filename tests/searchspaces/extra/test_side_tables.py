@@ -208,6 +208,7 @@ def test_what_cannot_teach_is_refused(taught, tmp_path):
     other = taught[0].parent / "other-1"
     (other / "checkpoints").mkdir(parents=True)
     (other / "experiment.yaml").write_text(file.read_text().replace("- 6", "- 7"))
+    (other / "metrics.jsonl").symlink_to(taught[0] / "metrics.jsonl")
     for path in (taught[0] / "checkpoints").iterdir():
         (other / "checkpoints" / path.name).symlink_to(path)
     assert "is for other samples or classes" in refusal(teacher={"run": str(other)})
