@@ -392,18 +392,17 @@ def demo(output: Path | None, browse: bool) -> CommandOutput:
 
 @main.command()
 @click.argument("name", shell_complete=complete_runs)
-@click.option("--page", is_flag=True, help="Write the report every few seconds instead; the page reloads itself.")
+@click.option("--page", is_flag=True, help="Write the report every 15 seconds instead; the page reloads itself.")
 @click.option(
     "--every",
     type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
+    show_default="2, with --page 15",
     metavar="SECONDS",
     help="Time between two looks at the files.",
 )
 @server_option
 @handle_user_errors
-def watch(name: str, page: bool, every: float, address: str | None) -> None:
+def watch(name: str, page: bool, every: float | None, address: str | None) -> None:
     """Follow a run, a search or a job until it ends, or until Ctrl-C.
 
     NAME is the folder of a run or of a search, or the identifier of a job on a cluster. The command only reads files
@@ -418,7 +417,7 @@ def watch(name: str, page: bool, every: float, address: str | None) -> None:
     announce(name)
     from hedgerow.reports.watch_command import watch as follow
 
-    sys.exit(follow(name, page, every))
+    sys.exit(follow(name, page, every or (15 if page else 2)))
 
 
 @main.command()

@@ -22,7 +22,7 @@ from measuring import RESULTS, conditions
 from trials import CONTENDERS, HERE, OURS, OURS_ON_RAY, Contender, Failed, installed, python_of, run_trial, steady_ms
 from workloads import WORKLOADS, Workload
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 
 CHECKED = 1
 """Rounds before parameters are compared. Later rounds prove less: rounding errors grow tenfold or more in each."""

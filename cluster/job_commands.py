@@ -10,8 +10,8 @@ import click
 from hedgerow.cluster.job_client import JobClient
 from hedgerow.cluster.submission import check_command, read_runtime_env
 from hedgerow.platform.common.signals import signal_of
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.platform.ui.terminal import print_rows
 
 
 def submit_job(
@@ -49,7 +49,7 @@ def list_jobs(address: str | None) -> CommandOutput:
 
     def render() -> None:
         if rows:
-            print_rows(rows, "Jobs")
+            Table(rows, "Jobs").print()
         else:
             click.echo("no jobs have been submitted to this cluster")
 

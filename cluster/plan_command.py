@@ -15,13 +15,13 @@ from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
 from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors
 from hedgerow.platform.actors.session import ray_session, starts_here
 from hedgerow.platform.common.memory import gigabytes
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment, read_file
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.factory import build_algorithms, check
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 
@@ -81,7 +81,7 @@ def _plan(
         click.echo(
             f"{experiment.name}: {summary}, {_how(resources)}; up to {_count(clients, 'client')} per actor and round"
         )
-        print_rows(rows, "Placement")
+        Table(rows, "Placement").print()
         click.echo(where)
         if needs:
             click.echo(f"GPUs: {needs}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from hedgerow.platform.common.percent import percent, short_percent
+from hedgerow.platform.common.numbers import percent, short_percent
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "tuning.json"
 REFERENCE = "Hedge"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.common.errors import unwritable
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.page.page import render_page
+from hedgerow.reports.page.page import render_page, write_page
 
 RECORDS = Path(__file__).parent / "demo.zip"
 """Records of a finished Hedge search on the digits, which docs/demo.py runs and stores."""
@@ -28,11 +27,7 @@ def show_demo(output: Path | None, browse: bool) -> CommandOutput:
                     file.write_bytes(archive.read(name))
         (folder,) = Path(scratch).iterdir()
         page = render_page(read_all([str(folder)]))
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise unwritable("--output", output, error) from None
+    write_page(page, output)
     page_file = output.resolve()
 
     def render() -> None:

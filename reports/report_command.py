@@ -5,13 +5,12 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.common.errors import UserError, unwritable
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.reports.analysis.comparison import EXPLAINED, Comparison, compare
 from hedgerow.reports.analysis.run_reader import read_all
 from hedgerow.reports.analysis.seed_groups import group_by_seed
-from hedgerow.reports.page.page import render_page
+from hedgerow.reports.page.page import render_page, write_page
 
 
 def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> CommandOutput:
@@ -21,11 +20,7 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Com
         # The argument may be a name under runs/, or the URI of a copy.
         folders = [Path(names[0])] if data.tables else [one.folder.path for one in data.recorded]
         output = (folders[0] if len(names) == 1 else Path()) / "report.html"
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(render_page(data), encoding="utf-8")
-    except OSError as error:
-        raise unwritable("--output", output, error) from None
+    write_page(render_page(data), output)
     mlflow_folders = [one.folder for one in data.recorded if one.record.get("mlflow_run_id")]
     warnings: list[str] = []
     if mlflow and mlflow_folders:
@@ -58,8 +53,8 @@ def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float
 
 
 def _render_comparison(found: Comparison, notes: list[str]) -> None:
-    print_rows(found.rows(), "Experiments")
-    print_rows(found.pair_rows(), "Differences, paired over seeds")
+    found.table.print()
+    found.pair_table().print()
     click.echo(EXPLAINED)
     for note in notes:
         click.echo(f"- {note}")

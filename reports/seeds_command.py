@@ -20,9 +20,9 @@ from hedgerow.platform.runs.run_command import (
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.platform.ui.mlflow_server import hints
-from hedgerow.platform.ui.plots import draw_seed_curves
+from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.platform.ui.plotting import optional_figures
-from hedgerow.platform.ui.terminal import closing_table, print_rows
+from hedgerow.platform.ui.terminal import closing_table
 
 CAPTION = "Mean over seeds [95 % confidence interval of the mean by Student's t]; bands in figures: standard deviation"
 
@@ -59,7 +59,7 @@ def resume_any(name: str, address: str | None, changed: bool) -> CommandOutput:
 def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
     """Output of several experiments with their runs: a table over seeds, figures with bands, paired differences."""
     # scipy takes a while to import, and an experiment with a single seed needs none of it.
-    from hedgerow.reports.analysis.finished_series import FinishedSeries
+    from hedgerow.reports.analysis.finished_series import FinishedSeries, series_table
     from hedgerow.reports.report_command import comparison
 
     finished = [run for group in groups for run in group]
@@ -69,12 +69,12 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
     first = series[0].series
     output = Path(finished[0].experiment.output)
     folder = output / (first.name if first and len(series) == 1 else "comparison")
-    names = [one.name for one in series]
-    labels = [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
+    table = series_table(series, "Over seeds")
+    labels = table.cells["experiment"]
     records = {label: [run.records for run in one.runs] for label, one in zip(labels, series, strict=True)}
     bands: list[Path] = []
     with optional_figures(print_warning):
-        bands = draw_seed_curves(records, folder, targets)
+        bands = draw_curves(records, folder, targets)
     figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
     compared, note = None, ""
     if len(series) > 1:
@@ -85,8 +85,7 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
 
     def render() -> None:
         closing_table([(f"{run.experiment.name} seed {run.experiment.seed}", run.summary) for run in finished])
-        rows = [{**one.row(), "experiment": label} for label, one in zip(labels, series, strict=True)]
-        print_rows(_aligned(rows), "Over seeds")
+        table.print()
         click.echo(CAPTION)
         if compared:
             compared.render()
@@ -115,9 +114,3 @@ def _series_output(groups: list[list[FinishedRun]]) -> CommandOutput:
         "comparison": compared.document if compared else None,
     }
     return CommandOutput(document, render)
-
-
-def _aligned(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows with the same keys."""
-    headings = dict.fromkeys(heading for row in rows for heading in row)
-    return [{heading: row.get(heading, "-") for heading in headings} for row in rows]

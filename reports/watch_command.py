@@ -29,7 +29,7 @@ STOPPED = "stopped"
 """Status of a run whose process is gone, although its record says that it is running."""
 
 
-REFRESH = 5
+REFRESH = 15
 """Seconds after which a browser loads the page of a running run again."""
 
 

@@ -6,9 +6,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from hedgerow.platform.common.table import wide_console
 from hedgerow.platform.common.user_cache import cached_answer
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.platform.ui.wide_console import wide_console
 
 
 def list_choices(kind: str) -> CommandOutput:

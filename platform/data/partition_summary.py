@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
 

@@ -15,6 +15,7 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.personalized.adaptation import Adapting, PrototypeTask
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.models.vmap_check import compare_constants
@@ -24,7 +25,7 @@ from hedgerow.platform.runtime.factory import Data, build_algorithms, build_modu
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.best_round import BestRound
-from hedgerow.platform.tracking.formatting import summary_cells
+from hedgerow.platform.tracking.formatting import summary_table
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import summarise
 from hedgerow.platform.tracking.tracker import RunLog
@@ -197,14 +198,14 @@ class FinishedRun:
 
     def figure(self, by: str = "round") -> Any:
         """Curves as a matplotlib figure. by: "round", or "traffic" for transmitted parameters."""
-        return curves({self.experiment.name: self.records}, by, self.experiment.evaluation.accuracies)
+        return curves({self.experiment.name: [self.records]}, by, self.experiment.evaluation.accuracies)
 
     def __repr__(self) -> str:
         return f"<run {self.folder.name}: {self.status}, {len(self.records)} of {self.experiment.rounds} rounds>"
 
     def _repr_html_(self) -> str:
-        rows = [summary_cells(self.summary)] if self.summary else []
-        return page(self.folder, self.status, self.warning, rows, self._repr_png_())
+        table = summary_table([("", self.summary)] if self.summary else [])
+        return page(self.folder, self.status, self.warning, table, self._repr_png_())
 
     def _repr_png_(self) -> bytes | None:
         return self.figure()._repr_png_() if self.records else None
@@ -218,15 +219,13 @@ def rounds_frame(records: list[RoundRecord]) -> "DataFrame":
     return DataFrame(records).set_index("round") if records else DataFrame()
 
 
-def page(folder: RunFolder, status: str, warning: str | None, rows: list[dict[str, str]], png: bytes | None) -> str:
+def page(folder: RunFolder, status: str, warning: str | None, table: Table, png: bytes | None) -> str:
     """HTML of a run or a search in a notebook: name and folder, a table, a figure."""
-    from pandas import DataFrame
-
     parts = [f"<p><b>{escape(folder.name)}</b> &ensp; {escape(status)} &ensp; <code>{escape(str(folder))}</code></p>"]
     if warning:
         parts.append(f"<p>{escape(warning)}</p>")
-    if rows:
-        parts.append(DataFrame(rows).fillna("").to_html(index=False, border=0))
+    if table.rows:
+        parts.append(table.html())
     if png:
         source = f"data:image/png;base64,{b64encode(png).decode()}"
         parts.append(f'<img src="{source}" alt="{escape(folder.name)}" style="max-width: 100%; background: white">')

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hedgerow.platform.common.errors import UserError, unwritable
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import known_classes, partition_table
@@ -34,7 +35,7 @@ from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.partition_plots import draw_coverage, draw_partition
 from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.platform.ui.plotting import optional_figures
-from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
+from hedgerow.platform.ui.terminal import Progress, closing_table
 
 
 def run_files(
@@ -110,7 +111,7 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
             raise unwritable(key, output, error) from None
 
     def render() -> None:
-        print_rows(rows, f"{experiment.name}: partition")
+        Table(rows, f"{experiment.name}: partition").print()
         for path in plots:
             click.echo(f"picture: {path}")
 
@@ -170,7 +171,7 @@ def runs_output(finished: list[FinishedRun]) -> CommandOutput:
     targets = add_targets(finished)
     comparison: list[Path] = []
     if len(finished) > 1:
-        records = {run.experiment.name: run.records for run in finished}
+        records = {run.experiment.name: [run.records] for run in finished}
         folder = Path(finished[0].experiment.output) / "comparison"
         with optional_figures(print_warning):
             comparison = draw_curves(records, folder, targets)

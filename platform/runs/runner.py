@@ -187,7 +187,7 @@ def _carry_out(
         termination.saves = False
         termination.check()
         with optional_figures(warnings.append):
-            draw_curves({experiment.name: records}, folder.figures, evaluation.accuracies)
+            draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
             draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
             draw_staleness({experiment.name: records}, folder.figures)
         if tracker:

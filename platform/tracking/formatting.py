@@ -1,110 +1,87 @@
-"""Cells of tables: sizes, counts and summaries as text."""
+"""Tables of the summaries of runs."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import number, unit_of
+from hedgerow.platform.common.table import Column, Table
+from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.tracking.summary import is_no_share, target_heading
 
+HEADINGS = {
+    "bytes": "sent",
+    "ctm": "CTM",
+    "ltm": "LTM",
+    "memory_vectors": "models kept",
+    "memory_tasks": "tasks kept",
+    "seconds": "time",
+    "simulated_seconds": "simulated",
+    "teacher_test_accuracy": "teacher",
+}
+"""Headings of entries of a summary, where they are not their names."""
 
-def summary_cells(summary: dict[str, Any]) -> dict[str, str]:
-    """The numbers of a summary as text, by heading."""
+ENDS = {"": "clients", "_worst10": "worst 10 %", "_highest": "highest", "_lowest": "lowest"}
+"""Headings of the metrics of clients, by the ending of their names."""
+
+
+def summary_row(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a summary that tables show, in their order; a cost of a target is a text such as "148" or "200+".
+
+    An algorithm on a stream transmits nothing, and its last round is one of many tasks.
+    """
     if "ctm" in summary:
-        return _stream_cells(summary)
-    targets = [float(label) for label in summary["to_target"] if not is_no_share(label)]
+        names = ["ctm", "ltm", "memory_vectors", "memory_tasks", "rounds", "seconds", "regret"]
+        return {name: summary[name] for name in names if name in summary}
     main = summary.get("metric", "accuracy")
-    more = [key.removeprefix("test_") for key in summary if key.startswith("test_") and key != f"test_{main}"]
-    return {
-        "rounds": str(summary["rounds"]),
-        f"test {main.replace('_', ' ')}": value_text(main, summary[f"test_{main}"], targets),
-        "best": value_text(main, summary[f"best_test_{main}"], targets),
-        **{
-            f"test {name.replace('_', ' ')}": value_text(name, summary[f"test_{name}"])
-            for name in more
-            if name != "loss"
-        },
-        "test loss": loss_text(summary["test_loss"]),
-        "clients": value_text(main, summary[f"client_{main}"], targets),
-        "worst 10 %": value_text(main, summary[f"client_{main}_worst10"]),
-        **{
-            name: value_text(main, summary[f"client_{main}_{name}"], targets)
-            for name in ("highest", "lowest")
-            if f"client_{main}_{name}" in summary
-        },
-        **({"teacher": percent(summary["teacher_test_accuracy"])} if "teacher_test_accuracy" in summary else {}),
-        "transmissions": f"{summary['transmissions']:g}",
-        "sent": size_text(summary["bytes"]),
-        "time": f"{summary['seconds']:.1f} s",
-        **({"simulated": f"{summary['simulated_seconds']:.4g} s"} if "simulated_seconds" in summary else {}),
-        **{
-            name.replace("_", " "): percent(value) if name.endswith("_accuracy") else f"{value:.3g}"
-            for name, value in summary["report"].items()
-        },
-        **{f"to {target_heading(target)}": _reached(summary, target) for target in summary["to_target"]},
+    tests = [key for key in summary if key.startswith("test_") and key not in (f"test_{main}", "test_loss")]
+    names = [f"test_{main}", f"best_test_{main}", *tests, "test_loss", f"validation_{main}"]
+    names += [f"client_{main}{end}" for end in ENDS] + ["teacher_test_accuracy", "transmissions", "bytes"]
+    names += ["rounds", "seconds", "simulated_seconds"]
+    row = {name: summary[name] for name in names if name in summary} | summary["report"]
+    spent = summary["transmissions"]
+    return row | {
+        f"to_{target}": number(cost["transmissions"]) if cost else f"{number(spent)}+"
+        for target, cost in summary["to_target"].items()
     }
 
 
-def cost_rows(runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """A row per run with exchanges and compute costs per client, as in the complexity tables of papers."""
-    names = {name: None for _, summary in runs for name in summary["spent"]}
-    return [
-        {"run": run, "exchanges": summary["exchanges"]}
-        | {name.replace("_", " "): count_text(summary["spent"].get(name, 0)) for name in names}
+def summary_columns(summary: Mapping[str, Any]) -> list[Column]:
+    """Columns of `summary_row`, and of the validation metrics."""
+    main = summary.get("metric", "accuracy")
+    headings = HEADINGS | {f"best_test_{main}": "best", f"validation_{main}": "validation"}
+    headings |= {f"client_{main}{end}": heading for end, heading in ENDS.items()}
+    headings |= {f"to_{target}": f"to {target_heading(target)}" for target in summary["to_target"]}
+    names = [f"{kind}_{main}" for kind in ("test", "best_test", "client")] + ["test_loss"]
+    columns = [Column(name, headings.get(name, ""), better=mode_of(name) or "") for name in names]
+    columns += [Column(name, heading) for name, heading in headings.items() if name not in names]
+    return [*columns, *([Column("rounds", "tasks")] if "ctm" in summary else []), Column("regret", unit="loss")]
+
+
+def summary_table(runs: Sequence[tuple[str, Mapping[str, Any]]], title: str = "") -> Table:
+    """Table with a row per run. runs: (name, result of `summary.summarise`); an empty name is no column."""
+    rows = [({"run": name} if name else {}) | summary_row(summary) for name, summary in runs]
+    columns = [one for _, summary in runs for one in summary_columns(summary)]
+    targets = [float(label) for _, summary in runs for label in summary["to_target"] if not is_no_share(label)]
+    return Table(rows, title, columns, targets)
+
+
+def cost_table(runs: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
+    """Table with exchanges and compute costs per client of each run, as in the complexity tables of papers."""
+    names = list(dict.fromkeys(name for _, summary in runs for name in summary["spent"]))
+    rows = [
+        {"run": run, "exchanges": summary["exchanges"]} | {name: summary["spent"].get(name, 0) for name in names}
         for run, summary in runs
         if summary["spent"]
     ]
+    return Table(rows, title, [Column(name, unit="count") for name in names])
 
 
-def _stream_cells(summary: dict[str, Any]) -> dict[str, str]:
-    """Cells of an algorithm on a stream, which transmits nothing and whose last round is one of many tasks."""
-    cells = {
-        "tasks": str(summary["rounds"]),
-        "CTM": percent(summary["ctm"]),
-        "LTM": percent(summary.get("ltm")),
-        "models kept": f"{summary['memory_vectors']:g}",
-        "tasks kept": str(summary["memory_tasks"]),
-        "time": f"{summary['seconds']:.1f} s",
-    }
-    return cells | ({"regret": loss_text(summary["regret"])} if "regret" in summary else {})
+def scores_text(scores: Mapping[str, Any]) -> str:
+    """Values of metrics in a sentence: "test accuracy 90.0 %, test loss 0.312"."""
+    return ", ".join(f"{name.replace('_', ' ')} {number(value, unit_of(name))}" for name, value in scores.items())
 
 
 def dropped_text(dropped: int) -> str:
     """Warning about clients that diverged, with the fix."""
     answers = "1 client answer was" if dropped == 1 else f"{dropped} client answers were"
     return f"warning: {answers} not finite and left out; lower lr or set clip_norm"
-
-
-def value_text(name: str, value: float | None, targets: Sequence[float] = ()) -> str:
-    """The value of a metric: an accuracy in per cent, any other one with three decimals."""
-    return percent(value, targets) if "accuracy" in name else loss_text(value)
-
-
-LARGE = 1e6
-"""Larger numbers are printed in scientific notation."""
-
-
-def loss_text(value: float | None) -> str:
-    """A loss with three decimals."""
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if abs(value) < LARGE or not math.isfinite(value) else f"{value:.2e}"
-
-
-def count_text(value: float) -> str:
-    """A large count."""
-    return f"{value:,.0f}" if abs(value) < LARGE else f"{value:.3e}"
-
-
-def _reached(summary: dict[str, Any], target: str) -> str:
-    cost = summary["to_target"].get(target)
-    return f"{cost['transmissions']:g}" if cost else f"{summary['transmissions']:g}+"
-
-
-def size_text(size: float) -> str:
-    """A size in bytes with a unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.algorithms.core.hyperparameters import Settings
-from hedgerow.platform.common.percent import short_percent
+from hedgerow.platform.common.numbers import short_percent
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
-from hedgerow.platform.tracking.formatting import summary_cells
+from hedgerow.platform.tracking.formatting import summary_table
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 NOTE = "mlflow.note.content"
@@ -57,7 +58,7 @@ def run_text(folder: RunFolder) -> str:
     """Description of a run: its task, the result if there is one, and the settings."""
     experiment, record = load_experiment(folder.experiment), folder.record()
     summary = record.get("summary")
-    result = f"\n{markdown_pairs(summary_cells(summary))}" if summary else ""
+    result = f"\n{_pairs(summary_table([('', summary)]).texts[0])}" if summary else ""
     return f"{sentence(record, experiment)}{result}{settings(experiment)}\nFolder: `{folder.path.absolute()}`\n"
 
 
@@ -85,13 +86,11 @@ def settings(experiment: Experiment) -> str:
     rows |= {
         name: ", ".join(filter(None, [getattr(slot, "kind", ""), _settings(slot)])) for name, slot in slots.items()
     }
-    return f"\n## Settings\n\n{markdown_pairs(rows)}" if rows else ""
+    return f"\n## Settings\n\n{_pairs(rows)}" if rows else ""
 
 
-def markdown_pairs(rows: dict[str, str]) -> str:
-    """Markdown table of two columns without headings."""
-    lines = [f"| {key} | {' '.join(value.replace('|', '/').split())} |\n" for key, value in rows.items()]
-    return "".join(["| | |\n", "|---|---|\n", *lines])
+def _pairs(rows: dict[str, str]) -> str:
+    return Table([{"": name, " ": text} for name, text in rows.items()]).markdown()
 
 
 def _settings(section: Settings) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hedgerow.algorithms.core.messages import SPENT
-from hedgerow.platform.common.percent import short_percent
+from hedgerow.platform.common.numbers import number, short_percent
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
@@ -111,8 +111,10 @@ def diverged(records: list[RoundRecord], classes: int) -> list[str]:
     too_large = classes > 1 and "ctm" not in records[-1] and last > max(DIVERGED * first, 2 * math.log(classes))
     if math.isfinite(last) and not too_large:
         return []
-    before = f", after {first:.3g} in round {begin}" if begin < end else ""
-    return [f"the run diverged: its test loss is {last:.3g} in round {end}{before}; lower lr or set clip_norm"]
+    before = f", after {number(first, digits=3)} in round {begin}" if begin < end else ""
+    return [
+        f"the run diverged: its test loss is {number(last, digits=3)} in round {end}{before}; lower lr or set clip_norm"
+    ]
 
 
 STANDARD = {

@@ -3,7 +3,8 @@
 import io
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,15 @@ COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b45a90", "#b98200", "#3f9fd6", "#6
 
 DARK_COLOURS = ["#5db4ef", "#ff9550", "#3fcfa2", "#e59cc6", "#eabd4a", "#9ad6fb", "#b7a3f2", "#f1f4ee"]
 """The same colours on black."""
+
+INK, SOFT, GRID, CARD = COLOURS[7], "#5c6659", "#e8ebe3", "#ffffff"
+"""Colours of labels, of ticks, of grid lines and of the ground."""
+
+ACCENT, OTHERS = "#2c6e3c", "#b9c0b4"
+"""Colours of a single quantity, and of everything without a colour of its own."""
+
+BLACK = 7
+"""Place of the colour of thick lines: Hedge itself, and the best expert in hindsight."""
 
 STYLES = ["-", "--", "-.", ":"]
 
@@ -34,16 +44,26 @@ def colour_places(labels: Iterable[str]) -> list[int]:
         place = next((place for place, method in enumerate(METHODS) if method in words), None)
         if place is not None and place not in places.values():
             places[index] = place
-    free = (place for place in count() if place not in places.values())
+    free = (place for place in free_places() if place not in places.values())
     return [places[index] if index in places else next(free) for index in range(len(labels))]
 
 
+def free_places() -> Iterator[int]:
+    """Places of lines that stand for nothing special, in their order."""
+    return (place for place in count() if place % len(COLOURS) != BLACK)
+
+
+def line_style(place: int) -> dict[str, Any]:
+    """Colour, dashes and width of a place; a negative place has the colour of OTHERS."""
+    colour, style = place % len(COLOURS), STYLES[place // len(COLOURS) % len(STYLES)]
+    if place < 0:
+        return {"color": OTHERS, "linestyle": "-", "linewidth": 2}
+    return {"color": COLOURS[colour], "linestyle": style, "linewidth": 3.2 if colour == BLACK else 2}
+
+
 def line_styles(labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Colour and dashes of a line for each label, see `colour_places`."""
-    return [
-        {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
-        for place in colour_places(labels)
-    ]
+    """Style of a line for each label, see `colour_places`."""
+    return list(map(line_style, colour_places(labels)))
 
 
 @contextmanager
@@ -89,10 +109,22 @@ def grid(number: int, width: float, height: float, columns: int = 3) -> tuple[An
 
 
 def tidy(axes: Any, grid: bool = True) -> None:
-    """Remove the upper and right lines of the frame, and draw a pale grid."""
-    axes.spines[["top", "right"]].set_visible(False)
+    """Leave only the lower line of the frame, without tick marks, and draw a pale grid behind the lines."""
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(SOFT)
+    axes.tick_params(bottom=False, left=False, labelcolor=SOFT, which="both")
+    axes.set_axisbelow(True)
     if grid:
-        axes.grid(alpha=0.25)
+        axes.grid(axis="y", color=GRID, linewidth=1)
+
+
+def legend_outside(figure: Any, keys: Mapping[str, int]) -> None:
+    """Draw a legend next to the panels. keys: place of the colour of each label."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([0], [0], label=textwrap.fill(label, 36), **line_style(place)) for label, place in keys.items()]
+    if handles:
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small")
 
 
 def save(figure: Any, path: Path) -> list[Path]:

@@ -51,7 +51,6 @@ class Series:
     points: Points
     spread: list[float] = field(default_factory=list)
     index: int = 0
-    strong: bool = False
 
     @property
     def pairs(self) -> list[tuple[tuple[float, float], float]]:
@@ -62,7 +61,7 @@ class Series:
         """Returns the series without points that are not finite."""
         pairs = [(p, s) for p, s in self.pairs if math.isfinite(p[1]) and math.isfinite(s)]
         spread = [s for _, s in pairs] if self.spread else []
-        return Series(self.label, [p for p, _ in pairs], spread, self.index, self.strong)
+        return Series(self.label, [p for p, _ in pairs], spread, self.index)
 
 
 def metric_label(key: str) -> str:
@@ -121,9 +120,7 @@ def smoothed(points: Points) -> Points:
     return [(x, float(np.mean(values[max(0, i + 1 - window) : i + 1]))) for i, (x, _) in enumerate(points)]
 
 
-def mean_series(
-    label: str, curves: Sequence[dict[int, tuple[float, float]]], index: int, strong: bool = False
-) -> Series:
+def mean_series(label: str, curves: Sequence[dict[int, tuple[float, float]]], index: int) -> Series:
     """Mean over seeds, with one sample standard deviation as its band; positions are means too.
 
     The line ends with the shortest run: the mean of the others would jump.
@@ -132,7 +129,7 @@ def mean_series(
     at = [np.array([curve[round] for curve in curves], dtype=float) for round in rounds]
     points = [(float(both[:, 0].mean()), float(both[:, 1].mean())) for both in at]
     spread = [float(both[:, 1].std(ddof=1)) for both in at] if len(curves) > 1 else []
-    return Series(label, points, spread, index, strong)
+    return Series(label, points, spread, index)
 
 
 def integer_bins(values: np.ndarray, most: int) -> np.ndarray:

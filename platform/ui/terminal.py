@@ -1,30 +1,22 @@
 """Output on a terminal: progress of a run, and tables of results."""
 
-import re
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-from rich.table import Table
-from rich.text import Text
 
+from hedgerow.platform.common.numbers import number, unit_of
+from hedgerow.platform.common.table import wide_console
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import cost_rows, dropped_text, loss_text, summary_cells, value_text
+from hedgerow.platform.tracking.formatting import cost_table, dropped_text, summary_table
 from hedgerow.platform.tracking.summary import main_metric
-from hedgerow.platform.ui.wide_console import wide_console
 
-NUMBER = re.compile(r"[+×<-]?[\d.]|-?$")
-"""Beginning of cells that are numbers; "-" and "" mean no number."""
-
-
-FIRST = ("run", "test accuracy", "CTM", "LTM")
-
-
-NEXT = ("test loss", "best", "rounds", "tasks", "time", "worst 10 %", "clients", "transmissions", "simulated")
-"""Columns of the results by importance: first these two lists, with columns of targets in between, then all others."""
+NEXT = (
+    *("test_loss", "rounds", "seconds", "client_accuracy_worst10", "client_accuracy", "transmissions"),
+    "simulated_seconds",
+)
+"""Columns of the results by importance, after the main metric, targets and best values; then all others."""
 
 
 TARGETS_CAPTION = "to x: transmissions, in FedAvg rounds, until the target is first reached; +: not reached"
@@ -70,11 +62,11 @@ class Progress:
         """Print a note about the work after the last round."""
         self._print(text)
 
-    def _show(self, number: int, figures: str) -> None:
+    def _show(self, done: int, figures: str) -> None:
         if self.console.is_terminal:
-            self._bar.update(self._task, completed=number, figures=figures)
-        elif number in (1, self.rounds) or number % max(1, self.rounds // 10) == 0:
-            self._print(f"round {number}/{self.rounds}  {figures}")
+            self._bar.update(self._task, completed=done, figures=figures)
+        elif done in (1, self.rounds) or done % max(1, self.rounds // 10) == 0:
+            self._print(f"round {done}/{self.rounds}  {figures}")
 
     def _print(self, line: str) -> None:
         if self.console.is_terminal:
@@ -87,9 +79,9 @@ class Progress:
         parts = []
         main = main_metric([self.seen])
         if (value := self.seen.get(f"test_{main}")) is not None:
-            parts.append(f"test {main.replace('_', ' ')} {value_text(main, value)}")
+            parts.append(f"test {main.replace('_', ' ')} {number(value, unit_of(main))}")
         if "train_loss" in self.seen:
-            parts.append(f"train loss {loss_text(self.seen['train_loss'])}")
+            parts.append(f"train loss {number(self.seen['train_loss'], 'loss')}")
         assert self._first is not None
         rounds, seconds = record["round"] - self._first["round"], record["seconds"] - self._first["seconds"]
         if rounds and seconds > 0:
@@ -99,63 +91,19 @@ class Progress:
 
 def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:
     """Print one row per run. runs: (name, result of `summary.summarise`)."""
-    rows = [{"run": name} | summary_cells(summary) for name, summary in runs]
-    headings = list(dict.fromkeys(heading for row in rows for heading in row))
-    console = console or wide_console()
-    targets = [heading for heading in headings if heading.startswith("to ")]
-    first = [*FIRST, *(f"test {summary.get('metric', 'accuracy')}".replace("_", " ") for _, summary in runs)]
-    draw_table([{h: row.get(h, "-") for h in headings} for row in rows], "Results", console, [*first, *targets, *NEXT])
-    if costs := cost_rows(runs):
-        print_rows(costs, "Computed by a client, per sample", console)
+    table, console = summary_table(runs, "Results"), console or wide_console()
+    mains = [f"test_{summary.get('metric', 'accuracy')}" for _, summary in runs]
+    targets = [one.name for one in table.columns if one.name.startswith("to_")]
+    table.print(console, ["run", *mains, "ctm", "ltm", *targets, *(f"best_{main}" for main in mains), *NEXT])
+    costs = cost_table(runs, "Computed by a client, per sample")
+    if costs.rows:
+        costs.print(console)
     for name, summary in runs:
         if summary["dropped"]:
             console.print(f"{name}: {dropped_text(summary['dropped'])}")
-        if absences := {name.replace("_", " "): number for name, number in summary.get("lost", {}).items() if number}:
+        if absences := {name.replace("_", " "): lost for name, lost in summary.get("lost", {}).items() if lost}:
             console.print(
                 f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in absences.items())}"
             )
-    if any(heading.startswith("to ") for heading in headings):
+    if targets:
         console.print(TARGETS_CAPTION)
-
-
-def print_rows(rows: list[dict[str, Any]], title: str, console: Console | None = None) -> None:
-    """Print a table of dictionaries; missing cells are empty. Numbers are aligned right, texts left."""
-    headings = dict.fromkeys(key for row in rows for key in row)
-    texts = [{key: str(row.get(key, "")) for key in headings} for row in rows]
-    draw_table(texts, title, console or wide_console())
-
-
-def draw_table(rows: list[dict[str, str]], title: str, console: Console, importance: Sequence[str] = ()) -> None:
-    """Print rows with the same keys. On a narrow terminal texts wrap between words, then columns are left out.
-
-    importance: headings, the most important one first; the others follow from left to right. The first column stays.
-    """
-    columns = {heading: [row[heading] for row in rows] for heading in rows[0]}
-    numeric = {h for h, cells in columns.items() if all(NUMBER.match(cell) for cell in cells)}
-    ranks = [h for h in dict.fromkeys([*list(columns)[:1], *importance, *columns]) if h in columns]
-    full = {h: max(map(cell_len, (h, *cells))) for h, cells in columns.items()}
-    least = {
-        h: max(
-            cell_len(word)
-            for text in (h, *cells)
-            for word in ([text] if h in numeric and text != h else text.split()) or [""]
-        )
-        for h, cells in columns.items()
-    }
-    # Border and padding take three characters of a column.
-    while len(ranks) > 1 and 1 + sum(3 + least[h] for h in ranks) > console.width:
-        ranks.pop()
-    headings = [h for h in columns if h in ranks]
-    room = console.width - 1 - sum(3 + least[h] for h in headings)
-    table = Table(title=Text(title), title_justify="left")
-    for heading in headings:
-        more = max(0, min(room, full[heading] - least[heading]))
-        room -= more
-        width = min(least[heading] + more, console.width - 4)
-        justify: Literal["left", "right"] = "right" if heading in numeric else "left"
-        table.add_column(Text(heading), justify=justify, width=width, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(row[heading]) for heading in headings))
-    console.print(table)
-    if left_out := [h for h in columns if h not in ranks]:
-        console.print(Text(f"columns for which the terminal is too narrow (--json has all): {', '.join(left_out)}"))

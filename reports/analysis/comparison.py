@@ -7,12 +7,14 @@ from itertools import combinations
 from typing import Any
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.numbers import MeanStd, difference, number, p_value, unit_of
 from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
 from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings
-from hedgerow.reports.analysis.statistics import Difference, MeanStd, holm, paired
-from hedgerow.searchspaces.results.trials import final_value, number, show
+from hedgerow.reports.analysis.statistics import Difference, holm, paired
+from hedgerow.searchspaces.results.trials import final_value
 
 SETTING_KEYS = ("task.", "rounds", "participation", "clients_per_round", "simulation", "schedule", "privacy")
 """Keys of the file that are not part of a method. If they differ, the comparison covers more than methods."""
@@ -62,7 +64,7 @@ class Quantity:
             return "not reached" if self.costs else "-"
         if spread is None:
             return f"{len(self.known(group))} of {len(self.values[group])} seeds"
-        return spread_text(spread, self.metric)
+        return number(spread, unit_of(self.metric))
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,9 @@ class Pair:
 
     def text(self) -> str:
         """The difference, with its interval if it has one: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
-        d = self.difference
-        if d is None:
+        if (d := self.difference) is None:
             return "-"
-        ends = [] if d.low is None or d.high is None else [d.low, d.high]
-        if self.quantity.costs:
-            return f"×{math.exp(d.mean):.3g}" + _interval([f"{math.exp(end):.3g}" for end in ends])
-        scale, unit = (100, " points") if is_share(self.quantity.metric) else (1, "")
-        return f"{scale * d.mean:+.3g}" + _interval([f"{scale * end:+.3g}" for end in ends]) + unit
+        return difference(d.mean, d.low, d.high, unit_of(self.quantity.metric), ratio=self.quantity.costs)
 
 
 @dataclass(frozen=True)
@@ -103,29 +100,34 @@ class Comparison:
     pairs: list[Pair]
     notes: list[str]
 
-    def rows(self) -> list[dict[str, str]]:
+    @property
+    def table(self) -> Table:
         """One row per experiment: mean ± standard deviation over its seeds."""
-        return [
-            {"experiment": group.label, "seeds": str(len(group.runs))}
+        rows = [
+            {"experiment": group.label, "seeds": len(group.runs)}
             | {quantity.name: quantity.text(i) for quantity in self.quantities}
             for i, group in enumerate(self.groups)
         ]
+        return Table(rows, "Experiments")
 
-    def pair_rows(self) -> list[dict[str, str]]:
-        """One row per pair and quantity."""
-        return [
+    def pair_table(self, conclusive: bool = False) -> Table:
+        """One row per pair and quantity; differences that matter are marked. conclusive: without other pairs."""
+        pairs = [pair for pair in self.pairs if pair.difference or not conclusive]
+        rows = [
             {
                 "quantity": pair.quantity.name,
                 "A": self.groups[pair.a].label,
                 "B": self.groups[pair.b].label,
-                "seeds": str(len(pair.seeds)),
+                "seeds": len(pair.seeds),
                 "B against A": pair.text(),
-                "p": "-" if pair.p is None else p_text(pair.p),
-                "p (signs)": "-" if pair.difference is None else p_text(pair.difference.flips),
+                "p": None if pair.p is None else p_value(pair.p),
+                "p (signs)": pair.difference and p_value(pair.difference.flips),
                 "outcome": pair.says,
             }
-            for pair in self.pairs
+            for pair in pairs
         ]
+        marked = [i for i, pair in enumerate(pairs) if pair.matters]
+        return Table(rows, "Differences, paired over seeds", marked=marked)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON document of `hedgerow compare --json`."""
@@ -194,24 +196,6 @@ def is_lower_better(groups: list[SeedGroup], metric: str) -> bool:
     """Whether less of a metric is better."""
     modes = {name: mode for group in groups for name, mode in group.first.modes.items()}
     return mode_of(metric, modes) == "min"
-
-
-def is_share(metric: str) -> bool:
-    """Whether the metric is shown as a percentage."""
-    return "accuracy" in metric or metric in ("ctm", "ltm")
-
-
-def spread_text(spread: MeanStd, metric: str) -> str:
-    """Mean ± standard deviation as text."""
-    if is_share(metric) or "loss" in metric:
-        mean = number(metric, spread.mean)
-        # The unit once: 94.2 ± 0.3 %.
-        return mean if spread.std is None else f"{mean.removesuffix(' %')} ± {number(metric, spread.std)}"
-    return f"{spread.mean:.4g}" + ("" if spread.std is None else f" ± {spread.std:.2g}")
-
-
-def p_text(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) -> list[Quantity]:
@@ -308,10 +292,6 @@ def _notes(groups: list[SeedGroup], quantity: Quantity) -> list[str]:
     return notes
 
 
-def _interval(ends: list[str]) -> str:
-    return f" [{', '.join(ends)}]" if ends else ""
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -320,7 +300,7 @@ EXPLAINED = (
     "Mean ± standard deviation over seeds. B against A: mean difference over the same seeds [95 % confidence "
     "interval by Student's t]; for transmissions and rounds, the mean ratio. p: p-value of the t-test, after Holm's "
     f"correction for all pairs of a quantity; with more than {MANY} experiments also for pairs that are not shown, "
-    f"since the same numbers select the best one; a difference matters if p is below {show(LEVEL)}. p (signs): p-value "
-    "of the sign-flip test, which makes no normality assumption and cannot be below 2/2ⁿ with n seeds. Equal "
+    f"since the same numbers select the best one; a difference matters if p is below {number(LEVEL)}. p (signs): "
+    "p-value of the sign-flip test, which makes no normality assumption and cannot be below 2/2ⁿ with n seeds. Equal "
     "differences have no interval, and their p is p (signs)."
 )

@@ -1,33 +1,19 @@
 """Runs of one experiment with several seeds, summarised over the seeds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.runs.finished_run import FinishedRun, page, rounds_frame
-from hedgerow.platform.tracking.formatting import loss_text, size_text
+from hedgerow.platform.tracking.formatting import summary_columns, summary_row
 from hedgerow.platform.tracking.run_folder import SeedSeries
-from hedgerow.platform.tracking.summary import target_heading
-from hedgerow.platform.ui.plots import seed_curves
+from hedgerow.platform.ui.plots import curves
 from hedgerow.reports.analysis.statistics import Estimate
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-HEADINGS = {
-    "test_accuracy": "test accuracy",
-    "best_test_accuracy": "best",
-    "test_loss": "test loss",
-    "validation_accuracy": "validation",
-    "ctm": "CTM",
-    "ltm": "LTM",
-    "client_accuracy": "clients",
-    "client_accuracy_worst10": "worst 10 %",
-    "transmissions": "transmissions",
-    "bytes": "sent",
-}
-"""Entries of a run's summary in the table of a series, with their headings."""
 
 
 @dataclass(frozen=True)
@@ -85,28 +71,40 @@ class FinishedSeries:
         by: "round", or "traffic" for transmitted parameters.
         """
         targets = self.runs[0].experiment.evaluation.accuracies
-        return seed_curves({self.name: [run.records for run in self.runs]}, by, targets)
+        return curves({self.name: [run.records for run in self.runs]}, by, targets)
 
-    def row(self) -> dict[str, str]:
+    @property
+    def row(self) -> dict[str, Any]:
         """Row of the table over seeds: each number with its interval."""
-        cells = {"experiment": self.name, "seeds": ", ".join(map(str, self.seeds))}
-        cells |= {text: _text(key, self.estimates[key]) for key, text in HEADINGS.items() if key in self.estimates}
-        for label in self.runs[0].summary.get("to_target", {}):
-            key, heading = f"transmissions_to_{label}", f"to {target_heading(label)}"
-            reached = sum(bool(run.summary["to_target"].get(label)) for run in self.runs)
-            whole = f"{reached} of {len(self.runs)} seeds"
-            cells[heading] = _text(key, self.estimates[key]) if key in self.estimates else whole
-        return cells
+        row: dict[str, Any] = {"experiment": self.name, "seeds": ", ".join(map(str, self.seeds))}
+        for name in summary_row(self.runs[0].summary):
+            cost = f"transmissions_{name}" if name.startswith("to_") else name
+            if name.startswith("to_") and cost not in self.estimates:
+                reached = sum(bool(run.summary["to_target"].get(name[3:])) for run in self.runs)
+                row[name] = f"{reached} of {len(self.runs)} seeds"
+            elif cost in self.estimates:
+                row[name] = self.estimates[cost]
+        return row
 
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.runs)} seeds>"
 
     def _repr_html_(self) -> str:
         first = self.runs[0]
-        return page(first.folder, f"seeds {', '.join(map(str, self.seeds))}", None, [self.row()], self._repr_png_())
+        return page(
+            first.folder, f"seeds {', '.join(map(str, self.seeds))}", None, series_table([self]), self._repr_png_()
+        )
 
     def _repr_png_(self) -> bytes | None:
         return self.figure()._repr_png_() if all(run.records for run in self.runs) else None
+
+
+def series_table(series: Sequence[FinishedSeries], title: str = "") -> Table:
+    """Table with a row per experiment; experiments with the same name are numbered."""
+    names = [one.name for one in series]
+    labels = [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
+    rows = [one.row | {"experiment": label} for one, label in zip(series, labels, strict=True)]
+    return Table(rows, title, [column for one in series for column in summary_columns(one.runs[0].summary)])
 
 
 def _numbers(summary: dict[str, Any]) -> dict[str, float]:
@@ -115,16 +113,3 @@ def _numbers(summary: dict[str, Any]) -> dict[str, float]:
     for label, cost in summary.get("to_target", {}).items():
         entries |= {f"{unit}_to_{label}": number for unit, number in (cost or {}).items()}
     return {name: float(number) for name, number in entries.items() if isinstance(number, int | float)}
-
-
-def _text(key: str, estimate: Estimate) -> str:
-    """Text such as "94.2 % [93.1 %, 95.3 %]"."""
-
-    def number(value: float) -> str:
-        if "accuracy" in key or key in ("ctm", "ltm"):
-            return percent(value)
-        return loss_text(value) if "loss" in key else size_text(value) if key == "bytes" else f"{value:.4g}"
-
-    if estimate.low is None or estimate.high is None:
-        return number(estimate.mean)
-    return f"{number(estimate.mean)} [{number(estimate.low)}, {number(estimate.high)}]"

@@ -8,26 +8,14 @@ from itertools import product
 import numpy as np
 from scipy.stats import t as student
 
+from hedgerow.platform.common.numbers import number
+
 CONFIDENCE = 0.95
 ALIKE = 1e-9
 """Threshold relative to the largest difference: a smaller standard error is a rounding error of equal differences."""
 
 EXACT = 14
 """Largest number of pairs for which all sign patterns are enumerated; for more pairs, 2**EXACT patterns are drawn."""
-
-
-@dataclass(frozen=True)
-class MeanStd:
-    """Mean and sample standard deviation (n - 1) of some values; a single value has no standard deviation."""
-
-    mean: float
-    std: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "MeanStd":
-        """values: at least one."""
-        return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True)
@@ -53,6 +41,12 @@ class Estimate:
             return cls(mean)
         margin = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
         return cls(mean, mean - margin, mean + margin, error)
+
+    def text(self, unit: str) -> str:
+        """Text such as "94.2 % [93.1 %, 95.3 %]"."""
+        if self.low is None:
+            return number(self.mean, unit)
+        return f"{number(self.mean, unit)} [{number(self.low, unit)}, {number(self.high, unit)}]"
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hedgerow.platform.common.errors import unwritable
 from hedgerow.platform.tracking.run_folder import now
 from hedgerow.platform.ui.plotting import COLOURS, DARK_COLOURS
 from hedgerow.reports.analysis.run_reader import ReportData
 from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import sections, tiles
+from hedgerow.reports.page.svg import svg
 
 FOLDER = Path(__file__).parent / "template"
 
@@ -42,11 +44,21 @@ def render_page(data: ReportData) -> str:
         script=script,
         script_hash=f"sha256-{digest}",
         sections=sections(data, groups),
+        svg=svg,
         tiles=tiles(data, groups),
         notes=data.notes + repeats,
         version=version("hedgerow"),
         written=now().replace("T", " ")[:16],
     )
+
+
+def write_page(page: str, output: Path) -> None:
+    """Write a page to the file that --output names. Raises UserError."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise unwritable("--output", output, error) from None
 
 
 def _titles(data: ReportData) -> tuple[str, str]:

@@ -7,13 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.tracking.formatting import size_text
+from hedgerow.platform.common.table import Column, Table
+from hedgerow.platform.ui.charts import bars, lines
 from hedgerow.platform.ui.series import Series, mean_series
 from hedgerow.reports.analysis.run_reader import Run
 from hedgerow.reports.analysis.seed_groups import SeedGroup
-from hedgerow.reports.charts.charts import bars, lines
-from hedgerow.reports.charts.html_table import seconds_text, table
 from hedgerow.reports.sections.curves import coloured
+
+COUNTS = [
+    Column("exchanges", unit="count"),
+    Column("scalars_down", "numbers down", "count"),
+    Column("scalars_up", "numbers up", "count"),
+    Column("bytes_down"),
+    Column("bytes_up"),
+    Column("dropped", "left out", "count"),
+]
 
 
 def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
@@ -26,25 +34,21 @@ def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
         for g in shown
     ]
     figures = [
-        bars("Total bytes", bar_rows, "bytes", size_text),
+        bars("Total bytes", bar_rows, "bytes", "B"),
         lines("Bytes by round, down and up", traffic, "round", "bytes so far"),
     ]
     rows = [
         {
             "experiment": group.label,
-            "transmissions": f"{group.mean('transmissions'):.5g}",
-            "per round": f"{group.mean('transmissions') / group.mean('rounds'):.3g}",
-            "exchanges": f"{_total(group, 'exchanges'):,.0f}",
-            "numbers down": f"{_total(group, 'scalars_down'):,.0f}",
-            "numbers up": f"{_total(group, 'scalars_up'):,.0f}",
-            "bytes down": size_text(_total(group, "bytes_down")),
-            "bytes up": size_text(_total(group, "bytes_up")),
-            "left out": f"{_total(group, 'dropped'):g}",
+            "transmissions": group.mean("transmissions"),
+            "per round": group.mean("transmissions") / group.mean("rounds"),
         }
-        | {name.replace("_", " "): f"{_spent(group, name):,.0f}" for name in group.first.summary["spent"]}
+        | {column.name: _total(group, column.name) for column in COUNTS}
+        | {name: _spent(group, name) for name in group.first.summary["spent"]}
         for group in groups
     ]
-    return [*(figure for figure in figures if figure), table(rows)]
+    spent = [Column(name, unit="count") for group in groups for name in group.first.summary["spent"]]
+    return [*(figure for figure in figures if figure), Table(rows, columns=[*COUNTS, *spent])]
 
 
 def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]:
@@ -53,24 +57,19 @@ def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
     bar_rows = [(group.label, parts[group.label]) for group in shown if parts[group.label]]
     steps = [_mean_by_round(g, [_steps(run) for run in g.runs], i) for i, g in coloured(shown)]
     figures = [
-        bars("Where the seconds went", bar_rows, "seconds", seconds_text) if bar_rows else None,
+        bars("Where the seconds went", bar_rows, "seconds", "s") if bar_rows else None,
         lines("Seconds of a round", steps, "round", "seconds"),
     ]
-    rows = []
+    rows, names = [], dict[str, None]()
     for group in groups:
         each = np.array([step for run in group.runs for step in _steps(run)])
-        row = {"experiment": group.label, "rounds": seconds_text(group.mean("seconds"))}
-        row |= {name: seconds_text(value) for name, value in parts[group.label].items()}
-        rows.append(
-            row
-            | {
-                "median round": seconds_text(float(np.median(each))),
-                "slowest": seconds_text(float(each.max())),
-                "rounds/s": f"{len(each) / max(float(each.sum()), 1e-9):.3g}",
-                "clients at once": _plan(group.first),
-            }
-        )
-    return [*(figure for figure in figures if figure), table(rows)]
+        seconds = {"rounds": group.mean("seconds"), **parts[group.label]}
+        seconds |= {"median round": float(np.median(each)), "slowest": float(each.max())}
+        names |= dict.fromkeys(seconds)
+        others = {"rounds/s": len(each) / max(float(each.sum()), 1e-9), "clients at once": _plan(group.first)}
+        rows.append({"experiment": group.label, **seconds, **others})
+    table = Table(rows, columns=[Column(name, unit="s") for name in names])
+    return [*(figure for figure in figures if figure), table]
 
 
 def _total(group: SeedGroup, key: str) -> float:

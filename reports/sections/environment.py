@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.common.numbers import number
+from hedgerow.platform.ui.charts import heat, histogram
 from hedgerow.platform.ui.series import integer_bins
 from hedgerow.reports.analysis.run_reader import ReportData, Run, Search
-from hedgerow.reports.charts.charts import heat, histogram
 
 SHOWN = 3
 """Maximum number of partitions that are drawn."""
@@ -26,16 +27,16 @@ def partitions(data: ReportData) -> tuple[list[str], list[Any]]:
         who = "task" if kind == "stream" else "client"
         texts.append(
             f"{summary['clients']:,} {who}s own {summary['samples']:,} samples: between {sizes.min()} and "
-            f"{sizes.max()} each, median {float(np.median(sizes)):g}{whose}."
+            f"{sizes.max()} each, median {number(float(np.median(sizes)))}{whose}."
         )
         of_all = f"The first {len(counts)} of {summary['clients']:,}." if len(counts) < summary["clients"] else ""
         if counts:
-            parts.append(heat(f"Samples by {who} and class{whose}", counts, summary["class_names"], who, of_all))
+            parts.append(heat(f"Samples by {who} and class{whose}", counts, summary["class_names"], who, note=of_all))
         edges = integer_bins(sizes, 20)
         # For many clients, the record has quantiles instead of all sizes.
         many = np.histogram(sizes, edges)[0] * (summary["clients"] / len(sizes))
         title = f"Samples per {who}{whose}"
-        parts.append(histogram(title, edges.tolist(), [(f"{who}s", many.tolist())], "samples", f"{who}s", whole=True))
+        parts.append(histogram(title, edges.tolist(), {f"{who}s": many.tolist()}, "samples", f"{who}s", whole=True))
     if len({run.seed for run in data.runs}) > 1 and texts:
         texts.append("Every seed draws its own partition; the partition of the first run is shown.")
     if len(tasks) > SHOWN:
@@ -51,8 +52,8 @@ def _task(one: Run | Search) -> Any:
     return data, task["partition"], task.get("public"), partition
 
 
-def environment(data: ReportData) -> tuple[list[str], list[dict[str, str]], list[str]]:
-    """Sentences about the versions, one row per run and search, and the commands that started them."""
+def environment(data: ReportData) -> tuple[list[dict[str, str]], list[str], list[str]]:
+    """One row per run and search, sentences about the versions, and the commands that started them."""
     every = data.recorded
     versions: dict[str, list[str]] = {}
     rows, commands = [], []
@@ -80,7 +81,7 @@ def environment(data: ReportData) -> tuple[list[str], list[dict[str, str]], list
         for sentence, names in versions.items()
         if sentence
     ]
-    return texts, rows, [command for command in dict.fromkeys(commands) if command]
+    return rows, texts, [command for command in dict.fromkeys(commands) if command]
 
 
 def _time(stamp: Any) -> str:

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.table import Column, Table
+from hedgerow.platform.ui.charts import Chart, histogram, lines
 from hedgerow.platform.ui.series import Series
 from hedgerow.reports.analysis.seed_groups import SeedGroup
-from hedgerow.reports.charts.charts import Chart, histogram, lines
-from hedgerow.reports.charts.html_table import table
 from hedgerow.reports.sections.curves import coloured
 
 EDGES = np.linspace(0, 1, 21)
@@ -34,10 +33,13 @@ def fairness(groups: Sequence[SeedGroup]) -> list[Any]:
         *(_histogram(label, seeds, index) for (index, label), seeds in list(accuracies.items())[:HISTOGRAMS]),
     ]
     rows = [
-        {"experiment": label} | {name: percent(_mean(seeds, of)) for name, of in MEASURES.items()}
+        {"experiment": label} | {name: _mean(seeds, of) for name, of in MEASURES.items()}
         for (_, label), seeds in accuracies.items()
     ]
-    return [*(one for one in charts if one is not None), table(rows, "Accuracies of clients, mean over seeds")]
+    return [
+        *(one for one in charts if one is not None),
+        Table(rows, "Accuracies of clients, mean over seeds", [Column(name, unit="%") for name in MEASURES]),
+    ]
 
 
 def _tenth(accuracies: np.ndarray) -> float:
@@ -70,13 +72,12 @@ def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Chart | None:
         points = list(zip((100 * SPLITS).tolist(), values.mean(0).tolist(), strict=True))
         series.append(Series(label, points, spread, index))
     return lines(
-        "Clients from the lowest to the highest accuracy", series, "% of clients", "accuracy", True,
+        "Clients from the lowest to the highest accuracy", series, "% of clients", "accuracy", "%",
         note="A flat line: all clients have the same accuracy.",
     )  # fmt: skip
 
 
 def _histogram(label: str, seeds: list[np.ndarray], index: int) -> Chart:
     counts = np.mean([np.histogram(accuracies, EDGES)[0] for accuracies in seeds], axis=0)
-    return histogram(
-        f"Clients by accuracy: {label}", EDGES.tolist(), [(label, counts.tolist())], "accuracy", "clients", True, index
-    )
+    title = f"Clients by accuracy: {label}"
+    return histogram(title, EDGES.tolist(), {label: counts.tolist()}, "accuracy", "clients", "%", index)

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from hedgerow.platform.ui.series import Series
+from hedgerow.platform.common.table import Table
+from hedgerow.platform.ui.charts import Chart
 from hedgerow.reports.analysis.run_reader import Search
 from hedgerow.reports.analysis.seed_groups import SeedGroup, experiment_key
-from hedgerow.reports.charts.charts import Chart, areas, lines
-from hedgerow.reports.charts.html_table import HtmlTable, table
 from hedgerow.reports.sections.curves import SHOWN
-from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves, score_kind
+from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
+from hedgerow.searchspaces.results.search_plots import hedge_charts
 from hedgerow.searchspaces.results.search_table import hedge_sentences as summary_text
-from hedgerow.searchspaces.results.trials import display, trial_labels
+from hedgerow.searchspaces.results.trials import trial_labels, trial_table
 
 
 def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[str, int]) -> list[Chart]:
@@ -27,40 +25,11 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
     own_key = experiment_key(search.as_learner())
     name = next(learner.label for learner in learners if learner.key == own_key)
     curves, keys, labels = HedgeCurves.read(hedge, SHOWN), _keys(search), trial_labels(search.finished.trials)
-    colours = _colours([keys[i] for i in curves.named], places)
-
-    def series(label: str, values: np.ndarray, index: int, strong: bool = False) -> Series:
-        return Series(label, list(zip(curves.rounds, values.tolist(), strict=True)), [], index, strong)
-
-    losses = [series(labels[i], curves.losses[:, i], place) for place, i in zip(colours, curves.named, strict=True)] + [
-        series(name, curves.hedge_loss, places[own_key], strong=True)
-    ]
-    regret = [series("regret", curves.regret, 0), series("bound", curves.bound, 1)]
-    charts = [
-        stacked("Hedge's weights by round", curves, labels, "weight", colours),
-        lines("Losses by round", losses, "round", "loss"),
-        lines(
-            "Hedge's regret by round", regret, "round", "summed loss above the best expert's",
-            note="Regret: Hedge's summed loss above that of the best expert in hindsight. Bound: its upper limit.",
-        ),
-    ]  # fmt: skip
-    deployed = [
-        Series(label, points, [], place, label == HINDSIGHT)
-        for place, (label, points) in enumerate(search.finished.deployed_curves.items())
-    ]
-    kind = score_kind(search.finished.plan.search.metric)
-    charts.append(lines("Deployed policies by round", deployed, "round", f"{kind}, mean over the rounds so far"))
-    return [chart for chart in charts if chart is not None]
-
-
-def stacked(
-    title: str, curves: WeightCurves, labels: list[str], y_label: str, colours: Sequence[int] = range(SHOWN)
-) -> Chart:
-    """Stacked areas of weights over the rounds. labels: of all of them. colours: of the named ones."""
-    other_count = len(curves.others)
-    names = [labels[i] for i in curves.named] + [f"{other_count} other{'s' * (other_count > 1)}"] * (other_count > 0)
-    bands = [(label, band.tolist()) for label, band in zip(names, curves.bands, strict=True)]
-    return areas(title, curves.rounds, bands, y_label, colours)
+    colours = dict(zip(curves.named, _colours([keys[i] for i in curves.named], places), strict=True))
+    finished = search.finished
+    learner = name, places[own_key]
+    charts = hedge_charts(curves, labels, colours, finished.deployed_curves, finished.plan.search.metric, learner)
+    return list(charts.values())
 
 
 def _keys(search: Search) -> list[str]:
@@ -83,10 +52,10 @@ def _colours(keys: Sequence[str], places: dict[str, int]) -> list[int]:
     return sorted(experts_by_colour, key=lambda index: experts_by_colour[index])
 
 
-def search_tables(search: Search) -> list[HtmlTable]:
+def search_tables(search: Search) -> list[Table]:
     """Tables of every trial, best first, and of the best trial by each metric."""
     rows, best = search.finished.rows, search.finished.best_rows
-    return [table(display(rows), "Trials, best first")] + ([table(display(best), "Best by metric")] if best else [])
+    return [trial_table(rows, "Trials, best first")] + ([trial_table(best, "Best by metric")] if best else [])
 
 
 def hedge_sentences(search: Search) -> list[str]:

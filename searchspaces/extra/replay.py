@@ -13,17 +13,16 @@ import numpy as np
 from ray.tune.experiment import Trial as TuneTrial
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import number, percent, unit_of
 from hedgerow.platform.config.loader import apply_override
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.formatting import scores_text
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.platform.ui.terminal import draw_table
-from hedgerow.platform.ui.wide_console import wide_console
 from hedgerow.searchspaces.extra.replay_controller import Curve, OnlineScore, ReplayController
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.recording import COSTS, Recording
-from hedgerow.searchspaces.results.trials import Trial, choice, display, final_value, number, trial_labels
+from hedgerow.searchspaces.results.trials import Trial, choice, final_value, trial_labels, trial_table
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, Overrides, SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Space, frozen
@@ -262,18 +261,17 @@ def replay_recording(
     def render() -> None:
         shown = [row for row in rows if row["rounds"]]
         if shown:
-            draw_table(display(shown), f"{kind} on {recording.name}", wide_console(), [])
+            trial_table(shown, f"{kind} on {recording.name}").print()
         if len(shown) < len(rows):
             click.echo(f"{len(rows) - len(shown)} trials did not report.")
         metric = found.plan.search.metric
-        value = number(metric, chosen[metric])
+        value = number(chosen[metric], unit_of(metric))
         click.echo(
             f"Choice: {chosen['configuration']} (recorded {chosen['recorded']}), {metric.replace('_', ' ')} {value} in "
             f"round {chosen['rounds']}."
         )
         if found.test_score:
-            scores = ", ".join(f"{name.replace('_', ' ')} {number(name, x)}" for name, x in found.test_score.items())
-            click.echo(f"Test score of the choice, as trained: {scores}.")
+            click.echo(f"Test score of the choice, as trained: {scores_text(found.test_score)}.")
         if found.online is not None:
             click.echo(f"Online score, the mean test accuracy of the deployed model: {percent(found.online)}.")
         spent = [

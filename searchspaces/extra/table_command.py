@@ -8,16 +8,15 @@ import click
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import nearest
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.tracking.records import write_object
 from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning
-from hedgerow.platform.ui.terminal import print_rows
 from hedgerow.searchspaces.extra.shared_trainings import taken_over, trained, trained_before
 from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, TableRow, all_tables, find_rows
 from hedgerow.searchspaces.extra.table_result import RowResult, read_result
 from hedgerow.searchspaces.extra.table_search import RowSearch, plan_row
 from hedgerow.searchspaces.extra.verdicts import verdict_on
-from hedgerow.searchspaces.results.trials import markdown_table
 from hedgerow.searchspaces.tune.search_command import search_table
 from hedgerow.searchspaces.tune.search_runner import Data, check_search, finish_started, search
 
@@ -162,13 +161,13 @@ def _closing(
         "lines": [result.as_dict() for result in results],
     }
     heading, notes = f"{table.name}: {table.title}", "".join(f"- {remark}\n" for remark in remarks)
-    text = f"# {heading}\n\n{markdown_table(document['rows'])}\n{document['explained']}\n\n{notes}"
+    text = f"# {heading}\n\n{Table(document['rows']).markdown()}\n{document['explained']}\n\n{notes}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(text, encoding="utf-8")
     write_object(folder / "table.json", document, indent=2)
 
     def render() -> None:
-        print_rows(document["rows"], heading)
+        Table(document["rows"], heading).print()
         click.echo(f"{document['explained']}\n{notes}runs: {output}\ntable: {folder / 'table.md'}, table.json")
         click.echo(f"figures: hedgerow report {folder}")
 

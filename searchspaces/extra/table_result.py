@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import cost_text, number, percent
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_text
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, reported, summarise, target_heading, target_label
 from hedgerow.searchspaces.extra.table_file import Cells, TableRow
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
-from hedgerow.searchspaces.results.trials import Trial, cost_text, final_value, show, trial_labels
+from hedgerow.searchspaces.results.trials import Trial, final_value, trial_labels
 
 MARK = "†"
 """Marks cells of runs in which clients diverged."""
@@ -323,7 +323,7 @@ class HedgeResult(_Result):
             "argmax": f"{v['argmax']} ({percent(v['argmax_weight'])})",
             "best in hindsight": f"{v['best']}: {percent(v['best_ctm'])}, {percent(v['best_ltm'])}",
             "regret": f"{v['regret']:.2f} (≤ {v['bound']:.3g})",
-            "kept": f"{show(v['memory_vectors'])} models, {v['memory_tasks']} tasks",
+            "kept": f"{number(v['memory_vectors'])} models, {v['memory_tasks']} tasks",
         }
         if v["points"] is not None:
             row["points needed"] = f"{v['points']:.0f} (reached: {percent(v['reached'], digits=0)})"

@@ -10,7 +10,7 @@ import numpy as np
 
 from hedgerow.algorithms.measures import METRICS
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hedgerow.algorithms.slots.fedex import FedEx
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.results.trials import Row, short_label, short_names
 
@@ -38,9 +38,9 @@ class Distribution:
         ]
 
     @property
-    def texts(self) -> list[dict[str, str]]:
+    def table(self) -> Table:
         """`rows` for people."""
-        return [{**row, "probability": percent(row["probability"]), "draws": str(row["draws"])} for row in self.rows]
+        return Table(self.rows, f"Distribution of {self.name}")
 
 
 def distributions(settings: FedEx, records: list[RoundRecord]) -> list[Distribution]:

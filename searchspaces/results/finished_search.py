@@ -7,45 +7,41 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import number, percent, unit_of
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.runs.finished_run import page, rounds_frame
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import dropped_text
+from hedgerow.platform.tracking.formatting import dropped_text, scores_text
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.platform.ui.charts import figure
 from hedgerow.platform.ui.plots import curve_figures
-from hedgerow.platform.ui.plotting import save
+from hedgerow.platform.ui.plotting import free_places, save
 from hedgerow.platform.ui.series import Points
 from hedgerow.searchspaces.results.deployed_model import DeployedModel, read_deployed
 from hedgerow.searchspaces.results.fedex_theta import Distribution, distributions
-from hedgerow.searchspaces.results.hedge_curves import deployed_curves, score_kind
+from hedgerow.searchspaces.results.hedge_curves import HedgeCurves, deployed_curves, score_kind
 from hedgerow.searchspaces.results.search_plots import (
+    NAMED,
     best_runs,
-    deployed_lines,
-    loss_lines,
+    hedge_charts,
     parallel_lines,
-    regret_line,
-    theta_areas,
-    weight_areas,
+    theta_chart,
 )
 from hedgerow.searchspaces.results.trials import (
     Row,
     Trial,
     best_per_metric,
     choice,
-    display,
     final_value,
     hedge_summary,
-    markdown_table,
-    number,
     sweep_rows,
-    to_csv,
-    to_markdown,
     trial_labels,
+    trial_table,
 )
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, read_search
 from hedgerow.searchspaces.spaces.space import with_overrides
@@ -185,7 +181,7 @@ class FinishedSearch:
                 "the training samples, at the server" if validation.is_at_server else "each client's training samples"
             )
             lines = [f"Validation samples: {percent(validation.fraction)} of {whose} (task.validation)."]
-        scores = ", ".join(f"{name.replace('_', ' ')} {number(name, x)}" for name, x in self.test_score.items())
+        scores = scores_text(self.test_score)
         if self.plan.search.is_one_run:
             return [*lines, f"Test score of the final model: {scores}."]
         return [*lines, f"Test score of the winner, {self.winner_label} (trial {self.best.name}): {scores}."]
@@ -204,7 +200,7 @@ class FinishedSearch:
         if not curves:
             return []
         kind = score_kind(metric)
-        means = ", ".join(f"{name} {number(kind, points[-1][1])}" for name, points in curves.items())
+        means = ", ".join(f"{name} {number(points[-1][1], unit_of(kind))}" for name, points in curves.items())
         missing = self.folder.record().get("no_mixture")
         return [
             f"Mean {kind} of the deployed policies: {means}.",
@@ -315,29 +311,28 @@ class FinishedSearch:
     def _drawn(self) -> dict[str, Callable[[], Any]]:
         if not any(trial.records for trial in self.trials):
             return {}
-        search, labels, hedge = self.plan.search, trial_labels(self.trials), self.hedge
-        of_hedge: dict[str, Callable[[], Any]] = {
-            "hedge_weights": partial(weight_areas, hedge, labels),
-            "hedge_losses": partial(loss_lines, hedge, labels),
-            "hedge_regret": partial(regret_line, hedge),
-        }
-        if curves := self.deployed_curves:
-            of_hedge["hedge_deployed"] = partial(deployed_lines, curves, search.metric)
+        search, labels = self.plan.search, trial_labels(self.trials)
+        best = best_runs(self.trials, metric=search.metric, mode=search.mode)
+        curves = HedgeCurves.read(self.hedge, NAMED) if self.hedge else None
+        # A trial has the same colour in every figure; black is Hedge's own.
+        shown = dict.fromkeys([*(curves.named if curves else ()), *best])
+        places = dict(zip(shown, free_places(), strict=False))
+        charts = hedge_charts(curves, labels, places, self.deployed_curves, search.metric) if curves else {}
         parallel = {"parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode)}
+        runs = {labels[i]: [records] for i, records in best.items()}
         return {
-            **(of_hedge if hedge else {}),
+            **{name: partial(figure, [chart], width=7) for name, chart in charts.items()},
             **({} if search.is_one_run else parallel),
-            **{f"fedex_{one.name}": partial(theta_areas, one) for one in self.thetas},
-            **curve_figures(best_runs(self.trials, metric=search.metric, mode=search.mode), self._wanted.accuracies),
+            **{f"fedex_{one.name}": partial(figure, [theta_chart(one)], width=7) for one in self.thetas},
+            **curve_figures(runs, self._wanted.accuracies, {labels[i]: places[i] for i in best}),
         }
 
     def __repr__(self) -> str:
         return f"<search {self.folder.name}: {self.status}, {len(self.trials)} trials>"
 
     def _repr_html_(self) -> str:
-        rows = display(self.rows) if self.trials else []
         notes = "; ".join(note for note in (self.warning, self.test_note) if note)
-        return page(self.folder, self.status, notes or None, rows, self._repr_png_())
+        return page(self.folder, self.status, notes or None, trial_table(self.rows), self._repr_png_())
 
     def _repr_png_(self) -> bytes | None:
         return self.figure()._repr_png_() if self.figures else None
@@ -345,12 +340,12 @@ class FinishedSearch:
     def write(self) -> None:
         """Writes results.csv and results.md to the search's folder."""
         path = self.folder.path
-        to_csv(self.rows, path / "results.csv")
-        text = f"# {self.folder.name}\n\n{to_markdown(self.rows)}"
+        Table(self.rows).csv(path / "results.csv")
+        text = f"# {self.folder.name}\n\n{trial_table(self.rows).markdown()}"
         for theta in self.thetas:
-            text += f"\n## Distribution of {theta.name}\n\n{markdown_table(theta.texts)}"
+            text += f"\n## {theta.table.title}\n\n{theta.table.markdown()}"
         if self.best_rows:
-            text += f"\n## Best by metric\n\n{to_markdown(self.best_rows)}"
+            text += f"\n## Best by metric\n\n{trial_table(self.best_rows).markdown()}"
         if notes := [f"**{note}**" for note in [self.test_note] if note] + self.selection_lines:
             text += "\n" + "\n\n".join(notes) + "\n"
         (path / "results.md").write_text(text, encoding="utf-8")

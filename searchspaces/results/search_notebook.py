@@ -1,8 +1,6 @@
 """Live table of a search in a notebook."""
 
-from html import escape
-
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.notebook import Display, bar
 from hedgerow.searchspaces.results.search_table import SearchTable
@@ -51,9 +49,7 @@ class NotebookTable(SearchTable):
 
     def _html(self) -> str:
         order = self._order()
-        rows = [self._cells(i) for i in order[:LIMIT]]
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in rows[0])
-        body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row.values())}</tr>" for row in rows)
+        table = self._table(order[:LIMIT]).html()
         more = f"<p>... and {len(order) - LIMIT} more</p>" if len(order) > LIMIT else ""
         line = bar(self.name, self._done, len(order) * self.rounds, f"{self._header()}  {self._note}")
-        return f'<div>{line}<table class="dataframe"><tr>{head}</tr>{body}</table>{more}</div>'
+        return f"<div>{line}{table}{more}</div>"

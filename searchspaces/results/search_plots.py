@@ -1,118 +1,91 @@
-"""Figures of a search: Hedge's weights, losses and regret, and the configurations of a sweep with their results."""
+"""Charts of a search: Hedge's weights, losses and regret, and the configurations of a sweep with their results."""
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from hedgerow.platform.common.numbers import number, unit_of
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.ui.plotting import COLOURS, new_figure, tidy
-from hedgerow.platform.ui.series import Points
+from hedgerow.platform.ui.charts import OTHERS, Chart, areas, lines
+from hedgerow.platform.ui.plotting import BLACK, new_figure
+from hedgerow.platform.ui.series import Points, Series
 from hedgerow.searchspaces.results.fedex_theta import Distribution
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves, score_kind
 from hedgerow.searchspaces.results.trials import (
     Trial,
     final_value,
-    number,
     ranked,
     searched_keys,
     short_names,
-    show,
     trial_label,
-    trial_labels,
 )
 
-# Black is reserved for Hedge itself.
-EXPERTS = COLOURS[:6]
-OTHERS = "#BDBDBD"
 ABSENT = -0.14
+"""Height of a value that a trial does not have, in parallel coordinates."""
+
+NAMED = 7
+"""Maximum number of experts, or of values of a distribution, with a colour of their own."""
 
 
-def weight_areas(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
-    """Draws the experts' weights as a stacked area over the rounds (at least one)."""
-    return _areas(HedgeCurves.read(hedge_records, len(EXPERTS)), labels, "weight")
+def hedge_charts(
+    curves: HedgeCurves, labels: Sequence[str], places: Mapping[int, int], deployed: Mapping[str, Points], metric: str,
+    learner: tuple[str, int] = ("Hedge, expected", BLACK),
+) -> dict[str, Chart]:  # fmt: skip
+    """Charts of the weights, the losses, the regret with its bound, and the deployed policies, by file name.
+
+    places: place of the colour of each named expert. deployed: see `hedge_curves.deployed_curves`. learner: label of
+    Hedge's expected loss, and the place of its colour.
+    """
+
+    def series(label: str, values: np.ndarray, place: int) -> Series:
+        return Series(label, list(zip(curves.rounds, values.tolist(), strict=True)), index=place)
+
+    losses = [series(labels[i], curves.losses[:, i], places[i]) for i in curves.named]
+    size = float(np.abs(curves.regret).max())
+    policies = [
+        Series(label, points, index=BLACK if label == HINDSIGHT else place)
+        for place, (label, points) in enumerate(deployed.items())
+    ]
+    charts = {
+        "hedge_weights": stacked("Hedge's weights by round", curves, labels, "weight", places),
+        "hedge_losses": lines(
+            "Losses by round", [*losses, series(learner[0], curves.hedge_loss, learner[1])], "round", "loss"
+        ),
+        "hedge_regret": lines(
+            "Hedge's regret by round",
+            [series("regret", curves.regret, 0), series("bound", curves.bound, 1)],
+            "round",
+            "summed loss above the best expert's",
+            top=4 * size if size else math.inf,
+            note="Regret: Hedge's summed loss above that of the best expert in hindsight. Bound: its upper limit.",
+        ),
+        "hedge_deployed": lines(
+            "Deployed policies by round", policies, "round", f"{score_kind(metric)}, mean over the rounds so far",
+            unit_of(score_kind(metric)),
+        ),
+    }  # fmt: skip
+    return {name: chart for name, chart in charts.items() if chart}
 
 
-def theta_areas(distribution: Distribution) -> Any:
-    """Draws the probabilities of a distribution of FedEx as a stacked area over the rounds."""
-    curves = WeightCurves.of(distribution.rounds, distribution.probabilities, len(EXPERTS))
-    return _areas(curves, distribution.labels, "probability")
+def stacked(
+    title: str, curves: WeightCurves, labels: Sequence[str], y_label: str, places: Mapping[int, int] | None = None
+) -> Chart:
+    """Stacked areas of weights over the rounds. labels: of all of them. places: of the named ones."""
+    places = places or {i: place for place, i in enumerate(curves.named)}
+    number = len(curves.others)
+    names = [labels[i] for i in curves.named] + [f"{number} other{'s' * (number > 1)}"] * (number > 0)
+    colours = [*(places[i] for i in curves.named), OTHERS]
+    bands = zip(names, (band.tolist() for band in curves.bands), colours, strict=False)
+    return areas(title, curves.rounds, list(bands), y_label)
 
 
-def _areas(curves: WeightCurves, labels: list[str], what: str) -> Any:
-    figure, axes = _axes(grid=False)
-    areas = axes.stackplot(
-        curves.edges,
-        [np.append(band, band[-1]) for band in curves.bands],
-        labels=[_wrap(labels[i]) for i in curves.named] + ([_others(curves.others, labels)] if curves.others else []),
-        colors=[*EXPERTS[: len(curves.named)], OTHERS],
-        step="post",
-        edgecolor="white",
-        linewidth=0.4,
-    )
-    axes.set(xlabel="round", ylabel=what, xlim=(curves.edges[0], curves.edges[-1]), ylim=(0, 1))
-    # The legend lists the areas from top to bottom.
-    figure.legend(handles=areas[::-1], loc="outside right upper", frameon=False, fontsize="small")
-    return figure
-
-
-def loss_lines(hedge_records: list[RoundRecord], labels: list[str]) -> Any:
-    """Draws every expert's loss by round, with Hedge's expected loss on top; a missing loss is a gap in the line."""
-    hedge = HedgeCurves.read(hedge_records, len(EXPERTS))
-    rounds, losses = hedge.rounds, hedge.losses
-    figure, axes = _axes()
-    marker = "o" if len(rounds) == 1 else None
-    # Hedge is first in the legend, although it is drawn on top.
-    axes.plot(rounds, hedge.hedge_loss, color="black", linewidth=2.4, marker=marker, label="Hedge, expected", zorder=3)
-    for colour, i in zip(EXPERTS, hedge.named, strict=False):
-        axes.plot(rounds, losses[:, i], color=colour, linewidth=1.0, marker=marker, label=_wrap(labels[i]), zorder=2)
-    for i in hedge.others:
-        label = _others(hedge.others, labels) if i == hedge.others[0] else None
-        axes.plot(rounds, losses[:, i], color=OTHERS, linewidth=0.6, marker=marker, label=label, zorder=1)
-    axes.set(xlabel="round", ylabel="loss")
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    return figure
-
-
-def deployed_lines(curves: dict[str, Points], metric: str) -> Any:
-    """Draws the curves of `hedge_curves.deployed_curves`: each policy's score, averaged over the rounds so far."""
-    figure, axes = _axes()
-    for colour, (name, points) in zip(COLOURS, curves.items(), strict=False):
-        rounds, values = zip(*points, strict=True)
-        style = {"color": colour, "linewidth": 1.8, "label": name, "marker": "o" if len(rounds) == 1 else None}
-        if name == HINDSIGHT:
-            style |= {"color": "black", "linestyle": "--"}
-        axes.plot(rounds, values, **style)
-    kind = score_kind(metric)
-    axes.set(xlabel="round", ylabel=f"{kind}, mean over the rounds so far")
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    return figure
-
-
-def regret_line(hedge_records: list[RoundRecord]) -> Any:
-    """Draws Hedge's regret and its bound, summed over the rounds."""
-    hedge = HedgeCurves.read(hedge_records, 0)
-    rounds, regret, bound = hedge.rounds, hedge.regret, hedge.bound
-    figure, axes = _axes()
-    marker = "o" if len(rounds) == 1 else None
-    axes.plot(rounds, regret, color=COLOURS[0], linewidth=2, marker=marker, label=f"regret: {regret[-1]:.3g}")
-    label = "cumulative loss above the best expert's"
-    finite = bound[np.isfinite(bound)]
-    if len(finite):
-        style = {"color": COLOURS[1], "linewidth": 1.6, "linestyle": "--", "marker": marker}
-        axes.plot(rounds, bound, label=f"bound: {finite[-1]:.3g}", **style)
-        size = float(np.abs(regret).max())
-        if finite.max() > 4 * size > 0:
-            # A much larger bound would flatten the regret: the axis is linear up to the regret, logarithmic above.
-            axes.set_yscale("symlog", linthresh=size, linscale=1.5)
-            _plain_ticks(axes, size, finite.max())
-            label += f"\n(logarithmic beyond {size:.2g})"
-    axes.axhline(0, color="0.4", linewidth=0.8)
-    axes.set(xlabel="round", ylabel=label)
-    axes.legend(frameon=False, fontsize="small", loc="best")
-    return figure
+def theta_chart(one: Distribution, whose: str = "") -> Chart:
+    """Stacked areas of the probabilities of a distribution of FedEx over the rounds."""
+    curves = WeightCurves.of(one.rounds, one.probabilities, NAMED)
+    return stacked(f"Distribution of {one.name} by round{whose}", curves, one.labels, "probability")
 
 
 def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
@@ -133,7 +106,7 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
     for x, key in enumerate([*keys, metric]):
         last = x == len(keys)
         column = finals if last else [trial.settings.get(key) for trial in order]
-        places, ticks = _scale(column, (lambda value: number(metric, value)) if last else show)
+        places, ticks = _scale(column, (lambda value: number(value, unit_of(metric))) if last else number)
         # Lines of trials with the same value would overlap: they fan out slightly, better trials higher.
         fan = 0.05 if len(set(places)) < len(places) and not last else 0.0
         heights.append([place + fan * (rank / len(order) - 0.5) for rank, place in enumerate(places)])
@@ -148,7 +121,7 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
             style = {"color": colormaps["viridis_r"](0.1 + 0.9 * shade), "linewidth": 1.2}
             if rank == len(order) - 1:
                 style["linewidth"] = 3.5
-                title = f"best: {trial_label(order[-1], names)}, {number(metric, value)}"
+                title = f"best: {trial_label(order[-1], names)}, {number(value, unit_of(metric))}"
                 figure.suptitle(textwrap.fill(title, 14 * len(heights) + 30), fontsize="medium")
         axes.plot(range(len(path)), path, zorder=3 + rank / len(order), **style)
     axes.set(xlim=(-0.1, len(keys) + 0.4))
@@ -157,22 +130,11 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
 
 
 def best_runs(
-    trials: list[Trial], limit: int = 7, metric: str = "test_accuracy", mode: str = "max"
-) -> dict[str, list[RoundRecord]]:
-    """Records of the best trials by their label in a legend.
-
-    The labels are the trials' names if a configuration is too long for a legend inside the axes.
-    """
-    labels = trial_labels(trials)
-    if max(map(len, labels), default=0) > 24:
-        labels = [trial.name for trial in trials]
-    by_trial = {id(trial): label for trial, label in zip(trials, labels, strict=True)}
+    trials: list[Trial], limit: int = NAMED, metric: str = "test_accuracy", mode: str = "max"
+) -> dict[int, list[RoundRecord]]:
+    """Records of the best trials by their index."""
     best = [trial for trial in ranked(trials, metric, mode) if trial.records][:limit]
-    # With a second line per trial for its training loss, the lines would be indistinguishable.
-    return {
-        by_trial[id(trial)]: [{key: value for key, value in r.items() if key != "train_loss"} for r in trial.records]
-        for trial in best
-    }
+    return {trials.index(trial): trial.records for trial in best}
 
 
 def _axis(axes: Any, x: int, name: str, ticks: dict[float, str]) -> None:
@@ -219,32 +181,3 @@ def _scale(column: list[Any], text: Callable[[Any], str]) -> tuple[list[float], 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _others(rest: list[int], labels: list[str]) -> str:
-    return f"{len(rest)} others" if len(rest) > 1 else _wrap(labels[rest[0]])
-
-
-def _wrap(label: str) -> str:
-    return textwrap.fill(label, 36)
-
-
-def _plain_ticks(axes: Any, size: float, top: float) -> None:
-    from matplotlib.ticker import MaxNLocator, NullLocator
-
-    ticks = [tick for tick in MaxNLocator(4).tick_values(min(0, axes.dataLim.y0), size) if tick <= size]
-    ticks += [m * 10.0**e for e in range(-9, 10) for m in (1, 2, 5) if 1.2 * size < m * 10.0**e <= top]
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-
-
-def _axes(grid: bool = True) -> tuple[Any, Any]:
-    # Importing matplotlib takes a second, which a search does not need to wait for at its start.
-    from matplotlib.ticker import MaxNLocator
-
-    figure = new_figure(figsize=(10, 4.5), layout="constrained")
-    axes = figure.subplots()
-    tidy(axes, grid)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
-    axes.margins(x=0.01)
-    return figure, axes

@@ -1,19 +1,21 @@
 """Terminal output of a search: live table and closing tables."""
 
 import math
-from textwrap import shorten
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import number, percent, unit_of
+from hedgerow.platform.common.table import Table, wide_console
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.ui.terminal import TARGETS_CAPTION, draw_table
-from hedgerow.platform.ui.wide_console import wide_console
+from hedgerow.platform.ui.terminal import TARGETS_CAPTION
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
-from hedgerow.searchspaces.results.trials import Row, display, number
+from hedgerow.searchspaces.results.trials import Row, trial_table
+
+IMPORTANCE = ("expert", "trial", "configuration", "weight", "accuracy", "round", "state", "loss")
+"""Columns of the live table, the most important one first."""
 
 BAR = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -112,26 +114,29 @@ class SearchTable:
     def _sweep_line(self) -> str:
         line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials"
         if self._best:
-            return f"{line}, best {number(self.metric, self._best[0])} ({self._best[1]})"
+            return f"{line}, best {self._text(self._best[0])} ({self._best[1]})"
         leading = self._order()[0]
         value = self._seen[leading].get(self.metric)
-        return line if value is None else f"{line}, best {number(self.metric, value)} ({self.labels[leading]})"
+        return line if value is None else f"{line}, best {self._text(value)} ({self.labels[leading]})"
+
+    def _text(self, value: float) -> str:
+        return number(value, unit_of(self.metric))
 
     def _figures(self, record: RoundRecord) -> str:
         expected = record["expected"].get(self.metric)
         metric = self.metric.removeprefix("test_").replace("_", " ")
-        parts = [] if expected is None else [f"expected {metric} {number(self.metric, expected)}"]
+        parts = [] if expected is None else [f"expected {metric} {self._text(expected)}"]
         if deployed := self._deployed():
             parts.append(deployed)
-        bound = "" if record["bound"] is None else f" (bound {record['bound']:.3g})"
-        return "  ".join([*parts, f"regret {record['regret']:.3g}{bound}"])
+        bound = "" if record["bound"] is None else f" (bound {number(record['bound'], digits=3)})"
+        return "  ".join([*parts, f"regret {number(record['regret'], digits=3)}{bound}"])
 
     def _deployed(self) -> str:
         """Mean scores so far of the deployed policy and of the best expert in hindsight; empty if unknown."""
         curves = deployed_curves(self._rounds, self._values, self.metric)
         if self.policy not in curves or HINDSIGHT not in curves:
             return ""
-        mine, best = (number(self.metric, curves[name][-1][1]) for name in (self.policy, HINDSIGHT))
+        mine, best = (self._text(curves[name][-1][1]) for name in (self.policy, HINDSIGHT))
         return f"deployed {self.policy} {mine} (best in hindsight {best})"
 
     def _order(self) -> list[int]:
@@ -152,7 +157,8 @@ class SearchTable:
         # In addition to the rows: this header, the headings, the number of omitted trials, and the cursor line.
         room = max(1, self.console.height - 3 - math.ceil(header.cell_len / self.console.width))
         shown = order if len(order) <= room + 1 else order[:room]
-        parts: list[Text | Table] = [header, self._table(shown)]
+        table = self._table(shown).lines(self.console.width, IMPORTANCE, "configuration")
+        parts: list[Any] = [header, table]
         if len(shown) < len(order):
             parts.append(Text(f"... and {len(order) - len(shown)} more", style="dim"))
         return Group(*parts)
@@ -164,57 +170,25 @@ class SearchTable:
         hedge = self._hedge
         return f"round {hedge['round']}/{self.rounds}  leader {hedge['leader']:03d}  {self._figures(hedge)}"
 
-    def _table(self, shown: list[int]) -> Table:
-        rows = {i: self._cells(i) for i in shown}
-        columns = {h: max(len(h), *(len(cells[h]) for cells in rows.values())) for h in rows[shown[0]]}
-        labels, _ = columns["configuration"], columns.pop("configuration")
-
-        def room() -> int:
-            """Width that the other columns, each with two spaces, leave for the configurations."""
-            return self.console.width - sum(width + 2 for width in columns.values())
-
-        for heading in LEAST:
-            if room() < min(labels, ROOM):
-                columns.pop(heading, None)
-        table = Table(box=None, pad_edge=False, header_style="bold dim")
-        width = max(len("configuration"), min(labels, room()))
-        for heading in rows[shown[0]]:
-            if heading == "configuration":
-                table.add_column(heading, no_wrap=True)
-            elif heading in columns:
-                table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=True)
-        for i, cells in rows.items():
-            label = shorten(cells["configuration"], width, placeholder=" …", break_long_words=False)
-            texts = [
-                Text(label if h == "configuration" else cells[h]) for h in cells if h in (*columns, "configuration")
-            ]
-            table.add_row(*texts, style="" if self._states[i] == "running" else "dim")
-        return table
-
     def _weight(self, weight: float) -> str:
         return f"{bar(weight)} {percent(weight):>7}"
 
-    def _cells(self, i: int) -> dict[str, str]:
+    def _table(self, shown: list[int]) -> Table:
+        running = [row for row, i in enumerate(shown) if self._states[i] == "running"]
+        return Table([self._cells(i) for i in shown], marked=running)
+
+    def _cells(self, i: int) -> dict[str, Any]:
         """Cells of a trial by heading."""
         record = self._seen[i]
         return {
             "expert" if self._hedge else "trial": f"{i:03d}",
             "configuration": self.labels[i],
-            "round": str(record["round"]),
-            "accuracy": percent(record.get(f"{self._scored}_accuracy")),
-            "loss": number("loss", record.get(f"{self._scored}_loss")),
+            "round": record["round"],
+            "accuracy": record.get(f"{self._scored}_accuracy"),
+            "loss": record.get(f"{self._scored}_loss"),
             **({"weight": self._weight(self._hedge["weights"][i])} if self._hedge else {}),
             "state": self._states[i],
         }
-
-
-LEAST = ("loss", "state", "round", "accuracy")
-"""Columns of the live table that make room for the configurations on a narrow terminal, in this order."""
-
-NUMBERS = ("round", "accuracy", "loss")
-
-ROOM = 24
-"""Minimum width of the configurations, in characters, before other columns are dropped."""
 
 
 def bar(share: float) -> str:
@@ -232,55 +206,40 @@ def closing_tables(
     search without Hedge. best: from `trials.best_per_metric`.
     """
     console = console or wide_console()
-    texts, bests = _narrow(display(rows)), _narrow(display(best))
-    if texts:
-        _draw("Trials", texts[:limit], console)
-    if len(texts) > limit:
-        console.print(f"... and {len(texts) - limit} more")
-    if bests:
-        _draw("Best by metric", bests, console)
+    for title, shown in (("Trials", rows[:limit]), ("Best by metric", best)):
+        if shown:
+            table = trial_table(shown, title, brief=True)
+            # On a narrow terminal, searched keys take precedence over costs, and these over other columns.
+            names, last = [one.name for one in table.columns], ("transmissions", "status")
+            costs = [name for name in names if "_to_" in name]
+            table.print(console, [*(n for n in names if n not in (*costs, *last) and n[:5] != "best_"), *costs, *names])
+        if len(rows) > limit and shown is not best:
+            console.print(f"... and {len(rows) - limit} more")
     if any(key.startswith("transmissions_to_") for row in rows for key in row):
         console.print(f"{TARGETS_CAPTION}; in parentheses: ratio to the cheapest trial")
     if summary:
         console.print(Text(hedge_sentences(summary)))
 
 
-def _narrow(texts: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Drops the rounds to each target, which are in the files, and shortens the headings."""
-    return [
-        {heading.removeprefix("transmissions "): cell for heading, cell in text.items() if "rounds to " not in heading}
-        for text in texts
-    ]
-
-
-def _draw(title: str, texts: list[dict[str, str]], console: Console) -> None:
-    """Draws a table. On a narrow terminal, searched keys take precedence over costs, and these over other columns."""
-    targets = [heading for heading in texts[0] if heading.startswith("to ")]
-    last = ["best", "transmissions", "status"]
-    first = [heading for heading in texts[0] if heading not in (*targets, *last)]
-    draw_table(texts, title, console, [*first, *targets, *last])
-
-
 def hedge_sentences(summary: RoundRecord) -> str:
     """Summary of Hedge from `trials.hedge_summary`, in sentences."""
     metric, bound, certain = summary["metric"], summary["bound"], summary["certain"]
-    verdict = (
-        "" if bound is None else f" ({'within' if summary['regret'] <= bound else 'above'} its bound, {bound:.3g})"
-    )
-    losses = {key: number("loss", summary[key]) for key in ("hedge_loss", "best_loss")}
+    side = "" if bound is None else "within" if summary["regret"] <= bound else "above"
+    verdict = f" ({side} its bound, {number(bound, digits=3)})" if side else ""
+    losses = {key: number(summary[key], "loss") for key in ("hedge_loss", "best_loss")}
     lines = [
         f"Hedge over {summary['experts']} experts: its mean expected loss is {losses['hedge_loss']} over "
         f"{summary['rounds']} rounds; the best expert in hindsight, {summary['best']}, has {losses['best_loss']}; "
-        f"the total regret is {summary['regret']:.3g}{verdict}.",
+        f"the total regret is {number(summary['regret'], digits=3)}{verdict}.",
         f"At the end {summary['leader']} leads with {percent(summary['leader_weight'])} of the weight; "
         + ("no expert ever had more than 90 %." if certain is None else f"90 % was first exceeded in round {certain}."),
     ]
     if summary["expected"] is not None:
         compared = "".join(
-            f"; {whose}: {number(metric, summary[key])}"
+            f"; {whose}: {number(summary[key], unit_of(metric))}"
             for key, whose in (("leader_metric", "each round's leader"), ("best_metric", "best expert in hindsight"))
             if summary[key] is not None
         )
-        expected = number(metric, summary["expected"])
+        expected = number(summary["expected"], unit_of(metric))
         lines.append(f"Weighted {metric.replace('_', ' ')}, averaged over the rounds: {expected}{compared}.")
     return "\n".join(lines)

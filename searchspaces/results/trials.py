@@ -1,17 +1,16 @@
 """Ranks the configurations of a search, and computes the cost of each."""
 
-import csv
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import cost_text, number, unit_of
+from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import loss_text
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, is_no_share, measured, target_heading, target_label
 
@@ -76,19 +75,10 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def show(value: Any) -> str:
-    """Formats a setting or a count briefly, with four significant digits."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def short_label(overrides: dict[str, Any], names: dict[str, str] | None = None) -> str:
     """Label such as "lr=0.1 mu=1". names: name of each key; by default, its shortest unambiguous ending."""
     names = names or short_names(overrides)
-    return " ".join(f"{names[key]}={show(value)}" for key, value in overrides.items()) or "defaults"
+    return " ".join(f"{names[key]}={number(value)}" for key, value in overrides.items()) or "defaults"
 
 
 def searched_keys(trials: list[Trial]) -> list[str]:
@@ -242,87 +232,38 @@ def _costs(trials: list[Trial], targets: list[float], target_metric: str) -> lis
     return rows
 
 
-def display(rows: list[Row]) -> list[dict[str, str]]:
-    """Formats rows of `sweep_rows` or `best_per_metric` for people: short headings, percentages.
+def trial_table(rows: list[Row], title: str = "", brief: bool = False) -> Table:
+    """Table of rows of `sweep_rows` or `best_per_metric` with short headings.
 
-    Transmissions to a target are written as in the thesis: "148 (2.0×)" with the gain in parentheses, and
-    "1000+ (>6.8×)" when the target was not reached within the 1000 that were spent.
+    Transmissions to a target include the gain, see `numbers.cost_text`. brief: without the rounds to each target.
     """
-    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith("gain_to_")))
-    names = short_names(columns)
-    fewest = {key: min((row[key] for row in rows if row.get(key) is not None), default=None) for key in columns
-              if key.startswith("transmissions_to_")}  # fmt: skip
+    names = [key for row in rows for key in row if not key.startswith(("gain_to_", *["rounds_to_"] * brief))]
+    names, short = list(dict.fromkeys(names)), short_names(names)
+    fewest = {
+        key: min((row[key] for row in rows if row.get(key) is not None), default=None)
+        for key in names
+        if key.startswith("transmissions_to_")
+    }
     labels = [key.removeprefix("transmissions_to_") for key in fewest]
     targets = [float(label) for label in labels if not is_no_share(label)]
-    return [{_heading(key, names): _cell(row, key, fewest, targets) for key in columns} for row in rows]
 
+    def heading(key: str) -> str:
+        if target := _TARGET.fullmatch(key):
+            cost = "" if brief and target[1] == "transmissions" else f"{target[1]} "
+            return f"{cost}to {target_heading(target[2])}"
+        return "best" if key.startswith("best_") else short[key] if "." in key else key.replace("_", " ")
 
-def _heading(key: str, names: dict[str, str]) -> str:
-    if target := _TARGET.fullmatch(key):
-        return f"{target[1]} to {target_heading(target[2])}"
-    if key.startswith("best_"):
-        return "best"
-    return names[key] if "." in key else key.replace("_", " ")
+    def cell(row: Row, key: str) -> Any:
+        value, spent = row.get(key), row.get("transmissions")
+        if key == "metric":
+            target = _TARGET.fullmatch(row[key])
+            return f"{target[1]} to {target_heading(target[2])}" if target else row[key].replace("_", " ")
+        if key == "value":
+            return "not reached" if value is None else number(value, unit_of(row["metric"]), targets)
+        return cost_text(value, spent, fewest[key]) if key in fewest and spent is not None else value
 
-
-def _cell(row: Row, key: str, fewest: dict[str, float | None], targets: Sequence[float]) -> str:
-    value = row.get(key)
-    if key == "metric":
-        return _heading(str(value), {})
-    if key == "value":
-        return "not reached" if value is None else number(row["metric"], value, targets)
-    if not key.startswith("transmissions_to_"):
-        return number(key, value, targets)
-    spent = row.get("transmissions")
-    return "-" if value is None and spent is None else cost_text(value, spent, fewest[key])
-
-
-def cost_text(needed: float | None, spent: float | None, reference: float | None) -> str:
-    """Transmissions to a target, written as in the thesis: "148 (2.0×)", or "1000+ (>6.8×)" if it was not reached.
-
-    needed: transmissions to the target, None if it was not reached. spent: total transmissions. reference:
-    transmissions that the gain refers to.
-    """
-    if needed is not None:
-        return f"{show(needed)} ({needed / reference:.1f}×)" if reference else show(needed)
-    assert spent is not None
-    # If less was spent than the reference needed, the gain is unknown.
-    return f"{show(spent)}+ (>{spent / reference:.1f}×)" if reference and spent > reference else f"{show(spent)}+"
-
-
-def number(key: str, value: Any, targets: Sequence[float] = ()) -> str:
-    """Formats the value of a column: accuracies and weights in per cent, losses with three decimals, others by `show`.
-
-    targets: accuracies to which a smaller accuracy must not be rounded, see `percent`.
-    """
-    if value is None or "." in key or not isinstance(value, float) or not math.isfinite(value):
-        return show(value)
-    if "accuracy" in key or key in ("weight", "ctm", "ltm"):
-        return percent(value, targets)
-    return loss_text(value) if "loss" in key else show(value)
-
-
-def to_csv(rows: list[Row], file: Path) -> None:
-    """Writes every column with full precision; None becomes an empty field."""
-    with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def to_markdown(rows: list[Row]) -> str:
-    """Markdown table of rows, formatted by `display`."""
-    if not rows:
-        return ""
-    return markdown_table(display(rows))
-
-
-def markdown_table(texts: list[dict[str, str]]) -> str:
-    """Markdown table of one or more dictionaries; missing cells are empty."""
-    headings = list(dict.fromkeys(key for text in texts for key in text))
-    lines = [headings, ["---"] * len(headings), *([text.get(key, "") for key in headings] for text in texts)]
-    escaped = ([" ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines)
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+    columns = [Column(key, heading(key)) for key in names]
+    return Table([{key: cell(row, key) for key in names} for row in rows], title, columns, targets)
 
 
 def hedge_summary(

@@ -12,8 +12,6 @@ from hedgerow.platform.tracking.run_folder import find_run, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.notebook import in_notebook
-from hedgerow.platform.ui.terminal import draw_table
-from hedgerow.platform.ui.wide_console import wide_console
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.recording import RECORDING
 from hedgerow.searchspaces.results.search_notebook import NotebookTable
@@ -114,7 +112,7 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
     def render() -> None:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
         for theta in finished.thetas:
-            draw_table(theta.texts, f"Distribution of {theta.name}", wide_console())
+            theta.table.print()
         if finished.test_note:
             click.secho(finished.test_note, fg="red")
         for line in [*finished.deployed_sentences, *finished.selection_lines]:

@@ -1,5 +1,7 @@
 """Partitions: the thesis's check values, exact sizes, nothing drawn twice, the seed alone."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -166,4 +168,4 @@ def test_of_many_classes_the_most_frequent_are_drawn_and_unequal_sizes_on_logari
     # SVG files of matplotlib name each text in a comment.
     assert "<!-- word 110 -->" in text
     assert "<!-- word 109 -->" not in text
-    assert "mathdefault{10^{1}}" in text
+    assert re.search(r"<!-- (10|30|100) -->", text)

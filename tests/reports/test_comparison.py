@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from made_up import records
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.numbers import MeanStd
 from hedgerow.platform.config.loader import set_value
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.reports.analysis.comparison import compare
 from hedgerow.reports.analysis.run_reader import Run
 from hedgerow.reports.analysis.seed_groups import differing_settings, group_by_seed
-from hedgerow.reports.analysis.statistics import MeanStd, holm, paired, sign_flips
+from hedgerow.reports.analysis.statistics import holm, paired, sign_flips
 
 
 def test_the_deviation_is_a_samples_and_one_value_has_none():
@@ -196,7 +197,7 @@ def test_pairs_are_of_the_same_seed_whatever_their_order():
     assert pair.p == pytest.approx(1 - math.sqrt(t2 / (t2 + 2)), rel=1e-3)
     assert (pair.says, pair.matters) == ("b is better", True)
     assert pair.text() == "+10 [+7.52, +12.5] points"
-    assert found.rows()[1]["final test accuracy"] == "71.0 ± 2.0 %"
+    assert found.table.texts[1]["final test accuracy"] == "71.0 ± 2.0 %"
 
 
 def test_transmissions_are_compared_as_ratios():
@@ -229,7 +230,7 @@ def test_what_few_seeds_do_not_allow_is_said():
     some = [made("a", seed, [0.6]) for seed in (0, 1)] + [made("b", seed, [0.45 + 0.1 * seed], lr=1) for seed in (0, 1)]
     found = compare(group_by_seed(some)[0])
     assert of(found, "transmissions to 50 %", "a", "b").says == "not reached with every seed: no conclusion possible"
-    assert found.rows()[1]["transmissions to 50 %"] == "1 of 2 seeds"
+    assert found.table.texts[1]["transmissions to 50 %"] == "1 of 2 seeds"
     assert of(found, "final test accuracy", "a", "b").says == "no difference shown"
 
 

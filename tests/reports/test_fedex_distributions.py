@@ -3,7 +3,7 @@
 import pytest
 from reported_runs import small
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.reports.analysis.run_reader import read_all
 from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import sections
@@ -27,9 +27,8 @@ def test_each_distribution_is_a_stacked_figure_over_the_rounds(tmp_path):
     assert {label for _, label in lr.legend} == {"lr=0.01", "lr=0.1", "lr=1"}
     assert {label for _, label in momentum.legend} == {"momentum=0", "momentum=0.9"}
     records = data.runs[0].records
-    cells = dict(zip((heading for heading, _ in lr.data.columns), zip(*lr.data.rows, strict=True), strict=True))
     for j, label in enumerate(["lr=0.01", "lr=0.1", "lr=1"]):
-        assert list(cells[label]) == [percent(record[f"theta_0_{j}"]) for record in records]
+        assert lr.data.cells[label] == [percent(record[f"theta_0_{j}"]) for record in records]
     assert lr.title in render_page(data)
 
 

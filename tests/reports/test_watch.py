@@ -89,7 +89,7 @@ def test_the_page_of_a_run_that_goes_on_reloads_itself(running):
     words = ["-m", "hedgerow", "watch", str(folder), "--page", "--every", "0.1"]
     with PreloadedPython(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout.readline() == f"page: {folder / 'report.html'}\n"
-        assert '<meta http-equiv="refresh" content="5">' in (folder / "report.html").read_text()
+        assert '<meta http-equiv="refresh" content="15">' in (folder / "report.html").read_text()
         process.send_signal(signal.SIGINT)
         out, errors = watcher.communicate(timeout=120)
     assert watcher.returncode == 0, errors

@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from processes import free_port
 from searches import plan
 
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS, page_command
 from hedgerow.searchspaces.tune.search_runner import search

@@ -14,7 +14,7 @@ from paths import ROOT
 
 import hedgerow
 from hedgerow import Interrupted, UserError
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.yaml_reader import dump_values
 from hedgerow.platform.runs import runner
@@ -69,14 +69,14 @@ def test_the_figure_shows_the_frame_and_a_notebook_shows_both(ran):
     accuracy = ran.figure().axes[0]
     x, y = accuracy.lines[0].get_data()
     assert list(x) == [2, 4, 6]
-    assert list(y / 100) == pytest.approx(list(ran.frame["test_accuracy"].dropna()))
+    assert list(y) == pytest.approx(list(ran.frame["test_accuracy"].dropna()))
     x, _ = ran.figure(by="traffic").axes[0].lines[0].get_data()
     sent = (ran.frame["scalars_down"] + ran.frame["scalars_up"]).cumsum()
     assert list(x) == list(sent.loc[[2, 4, 6]])
     assert ran._repr_png_().startswith(b"\x89PNG")
     html = ran._repr_html_()
     assert ran.folder.name in html
-    assert f"<td>{percent(ran.summary['test_accuracy'])}</td>" in html
+    assert f'<td class="n">{percent(ran.summary["test_accuracy"])}</td>' in html
     assert "data:image/png;base64," in html
 
 

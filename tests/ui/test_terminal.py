@@ -6,11 +6,11 @@ import re
 import pytest
 from rich.console import Console
 
-from hedgerow.platform.common.percent import percent
-from hedgerow.platform.tracking.formatting import count_text, loss_text, summary_cells
+from hedgerow.platform.common.table import Table
+from hedgerow.platform.tracking.formatting import summary_table
 from hedgerow.platform.tracking.summary import diverged, summarise
 from hedgerow.platform.ui.plots import draw_curves
-from hedgerow.platform.ui.terminal import Progress, closing_table, print_rows
+from hedgerow.platform.ui.terminal import Progress, closing_table
 
 
 def records(accuracies: list[float | None]) -> list[dict]:
@@ -63,24 +63,26 @@ def test_a_loss_reaches_its_target_from_above():
     assert summary["to_target"] == {"loss 0.4": {"rounds": 3, "transmissions": 6.0}, "loss 0.1": None}
 
 
+def cells(summary: dict) -> dict[str, str]:
+    """Texts of the row of a run by heading."""
+    return summary_table([("", summary)]).texts[0]
+
+
 def test_more_decimals_are_shown_where_rounding_would_reach_a_target():
     near = summarise(records([0.8997]), [0.9])
-    assert summary_cells(near)["test accuracy"] == summary_cells(near)["best"] == "89.97 %"
-    assert summary_cells(summarise(records([0.9]), [0.9]))["test accuracy"] == "90.0 %"
-    assert summary_cells(summarise(records([0.8997]), []))["test accuracy"] == "90.0 %"
-    assert percent(0.89999, [0.5, 0.9]) == "89.999 %"
+    assert cells(near)["test accuracy"] == cells(near)["best"] == "89.97 %"
+    assert cells(summarise(records([0.9]), [0.9]))["test accuracy"] == "90.0 %"
+    assert cells(summarise(records([0.8997]), []))["test accuracy"] == "90.0 %"
 
 
 def test_large_losses_are_written_in_scientific_form():
     diverging = [{**record, "test_loss": 4e31, "train_loss": 1.5e7} for record in RUN]
-    assert summary_cells(summarise(diverging, []))["test loss"] == "4.00e+31"
+    assert cells(summarise(diverging, []))["test loss"] == "4.00e+31"
     out = io.StringIO()
     with Progress("mine", 5, Console(file=out)) as progress:
         for record in diverging:
             progress(record)
     assert "loss 1.50e+07" in out.getvalue()
-    assert loss_text(999999.0) == "999999.000"
-    assert (count_text(999999), count_text(1234567)) == ("999,999", "1.235e+06")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_a_table_leaves_out_columns_and_cuts_no_word():
         assert max(map(len, texts[width].splitlines())) <= width
         assert "…" not in texts[width]
     wide = set(headings_of(texts[1000]))
-    assert wide == {"run", *summary_cells(summary)}
+    assert wide == {"run", *cells(summary)}
     assert "too narrow" not in texts[1000]
     assert {"run", "test accuracy", "to 60 %", "to 70 %"} <= set(headings_of(texts[80])) < wide
     assert "columns for which the terminal is too narrow (--json has all): " in texts[80]
@@ -141,7 +143,7 @@ def headings_of(text: str) -> list[str]:
 def test_texts_in_a_table_wrap_between_words():
     out = io.StringIO()
     rows = [{"client": "12", "largest class": "a class with a long name", "classes": "3"}]
-    print_rows(rows, "Partition", Console(file=out, width=36))
+    Table(rows, "Partition").print(Console(file=out, width=36))
     assert max(map(len, out.getvalue().splitlines())) <= 36
     assert {"client", "largest", "class", "classes", "long", "name"} <= set(out.getvalue().replace("┃", " ").split())
 
@@ -167,7 +169,9 @@ def test_on_a_terminal_progress_is_a_bar():
     assert "accuracy 60.0 %" in out.getvalue()
 
 
-@pytest.mark.parametrize("runs", [{"a": RUN}, {"a": RUN, "b": records([float("nan")])}, {"a": records([None, None])}])
+@pytest.mark.parametrize(
+    "runs", [{"a": [RUN]}, {"a": [RUN, RUN], "b": [records([float("nan")])]}, {"a": [records([None, None])]}]
+)
 def test_curves_are_drawn_for_any_run(runs, tmp_path):
     written = draw_curves(runs, tmp_path, [0.5])
     assert {path.suffix for path in written} == {".png", ".svg"}

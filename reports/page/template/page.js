@@ -1,16 +1,18 @@
 "use strict";
-// A click on a heading sorts its table: numbers by size, with their units, what is no number last.
-const units = { k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
+// A click on a heading sorts its table: numbers by size, other texts last.
 function key(text) {
-  const found = text.replace(/,(?=\d{3})/g, "").match(/^[<>≤×\s]*([+-]?\d*\.?\d+(?:e[+-]?\d+)?)\s*([kMGT](?=B|$|\s))?/);
-  return found ? parseFloat(found[1]) * (units[found[2]] || 1) : NaN;
+  return parseFloat(text.replace(/^[<>≤×\s]+|,(?=\d{3})/g, ""));
 }
 function before(a, b, numbers) {
   if (!numbers) return a.localeCompare(b, "en", { numeric: true });
   const [x, y] = [key(a), key(b)];
   return Number.isNaN(x) || Number.isNaN(y) ? NaN : x - y;
 }
-for (const button of document.querySelectorAll("th button")) {
+for (const cell of document.querySelectorAll("th")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.append(...cell.childNodes);
+  cell.append(button);
   button.addEventListener("click", () => {
     const heading = button.parentElement, table = heading.closest("table"), body = table.tBodies[0];
     const column = heading.cellIndex, numbers = heading.classList.contains("n");

@@ -9,11 +9,11 @@ from students import DATA, EVERYBODY, SGD, run, task
 from torch import nn
 
 from hedgerow.algorithms.optim.pretraining import TeacherTraining
-from hedgerow.platform.common.percent import percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.runs.runner import run as run_file
-from hedgerow.platform.tracking.formatting import summary_cells
+from hedgerow.platform.tracking.formatting import summary_table
 from hedgerow.platform.tracking.summary import summarise
 from hedgerow.searchspaces.extra.table_file import find_rows
 from hedgerow.searchspaces.extra.table_result import standing
@@ -62,7 +62,7 @@ def test_a_teacher_is_scored_when_it_is_made_and_then_never_again(name):
     summary = summarise([first, second, third], [])
     assert summary["teacher_test_accuracy"] == second["teacher_test_accuracy"]
     assert not summary["report"]
-    assert summary_cells(summary)["teacher"] == percent(second["teacher_test_accuracy"])
+    assert summary_table([("", summary)]).texts[0]["teacher"] == percent(second["teacher_test_accuracy"])
     rows = standing({"CE": [first], "KD": [first, second, third]})
     assert rows["teacher"] == {"KD": percent(second["teacher_test_accuracy"])}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hedgerow.platform.ui.terminal import print_rows
+from hedgerow.platform.common.table import Table
 from hedgerow.searchspaces.extra.table_file import (
     FAMILIES,
     PAPERS,
@@ -17,7 +17,6 @@ from hedgerow.searchspaces.extra.table_file import (
     read_tables,
     row_of,
 )
-from hedgerow.searchspaces.results.trials import markdown_table
 
 RULES = """
 source: A paper of no author
@@ -137,6 +136,6 @@ def test_names_of_rows_are_unique_in_their_table():
 
 def test_rows_of_different_methods_are_one_table(capsys):
     rows = [{"setting": "mean", "FedAvg": "1", "FedDyn": "2"}, {"setting": "median", "FedAvg": "3"}]
-    assert markdown_table(rows).splitlines()[-1] == "| median | 3 |  |"
-    print_rows(rows, "slots")
+    assert Table(rows).markdown().splitlines()[-1] == "| median | 3 | - |"
+    Table(rows, "slots").print()
     assert "FedDyn" in capsys.readouterr().out

@@ -6,19 +6,18 @@ import math
 import pytest
 from made_up import hand_made, records, trials
 
+from hedgerow.platform.common.table import Table
 from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.results.trials import (
     Trial,
     best_per_metric,
-    display,
     hedge_summary,
     ranked,
     short_label,
     short_names,
     sweep_rows,
-    to_csv,
-    to_markdown,
     trial_labels,
+    trial_table,
 )
 
 # ---- labels ---------------------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ def test_hedges_last_weights_go_with_their_experts_wherever_those_are_sorted():
 def test_an_algorithm_that_transmits_nothing_has_no_gain():
     (row,) = sweep_rows([Trial("000", {}, records([0.9], cost=0))], "test_accuracy", "max", [0.5])
     assert (row["transmissions_to_0.5"], row["gain_to_0.5"]) == (0, None)
-    assert display([row])[0]["transmissions to 50 %"] == "0"
+    assert trial_table([row]).texts[0]["transmissions to 50 %"] == "0"
 
 
 def test_the_best_trial_by_each_metric():
@@ -153,7 +152,7 @@ def test_a_metric_that_no_trial_has_is_left_out():
 def test_a_csv_file_reads_back(tmp_path):
     rows = sweep_rows(trials(), "test_accuracy", "max", [0.85])
     rows[0]["algorithm.mu"] = 1 / 3
-    to_csv(rows, tmp_path / "trials.csv")
+    Table(rows).csv(tmp_path / "trials.csv")
     with (tmp_path / "trials.csv").open(newline="") as file:
         back = list(csv.DictReader(file))
     assert list(back[0]) == list(rows[0])
@@ -164,14 +163,15 @@ def test_a_csv_file_reads_back(tmp_path):
 
 
 def test_a_csv_file_of_rows_with_different_columns_has_them_all(tmp_path):
-    to_csv(best_per_metric(trials(), [0.99]), tmp_path / "best.csv")
+    Table(best_per_metric(trials(), [0.99])).csv(tmp_path / "best.csv")
     lines = (tmp_path / "best.csv").read_text().splitlines()
     assert lines[-1].startswith("transmissions_to_0.99,,,,")
 
 
 def test_markdown_has_percentages_gains_and_marks_of_what_was_not_reached():
     found = trials()
-    assert to_markdown(sweep_rows([found[0], found[3], found[4]], "test_accuracy", "max", [0.5])) == (
+    rows = sweep_rows([found[0], found[3], found[4]], "test_accuracy", "max", [0.5])
+    assert trial_table(rows).markdown() == (
         "| trial | lr | mu | test accuracy | best | transmissions | rounds to 50 % | transmissions to 50 % | status |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
         "| 000 | 0.1 | 1 | 90.0 % | 90.0 % | 8 | 3 | 6 (1.0×) | finished |\n"
@@ -179,11 +179,11 @@ def test_markdown_has_percentages_gains_and_marks_of_what_was_not_reached():
         "| 003 | 100 | - | - | - | - | - | - | died |\n"
     )
     found[4].records = records([0.1] * 20)
-    assert "| 20+ (>3.3×) |" in to_markdown(sweep_rows(found[::4], "test_accuracy", "max", [0.5]))
+    assert "| 20+ (>3.3×) |" in trial_table(sweep_rows(found[::4], "test_accuracy", "max", [0.5])).markdown()
 
 
 def test_markdown_of_the_best_formats_each_value_as_its_metric():
-    lines = to_markdown(best_per_metric(trials(), [0.6, 0.99])).splitlines()
+    lines = trial_table(best_per_metric(trials(), [0.6, 0.99])).markdown().splitlines()
     assert lines[2].startswith("| test accuracy | 000 | lr=0.1 mu=1 | 90.0 % | 8 | 4 | 8 (8.0×) |")
     assert lines[3].startswith("| test loss | 000 | lr=0.1 mu=1 | 0.100 |")
     assert lines[6].startswith("| transmissions to 60 % | 001 | lr=1 | 1 | 4 | 1 | 1 (1.0×) |")
@@ -192,10 +192,10 @@ def test_markdown_of_the_best_formats_each_value_as_its_metric():
 
 def test_markdown_escapes_pipes_and_line_ends():
     assert (
-        to_markdown([{"trial": "a|b", "note": "two\nlines"}])
+        Table([{"trial": "a|b", "note": "two\nlines"}]).markdown()
         == "| trial | note |\n| --- | --- |\n| a\\|b | two lines |\n"
     )
-    assert to_markdown([]) == ""
+    assert trial_table([]).markdown() == ""
 
 
 # ---- Hedge ----------------------------------------------------------------------------------------------------------

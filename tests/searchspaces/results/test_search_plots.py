@@ -6,17 +6,11 @@ from pathlib import Path
 import pytest
 from made_up import deployed_records, hedge_records, records, trials
 
-from hedgerow.platform.ui.plots import draw_curves
-from hedgerow.platform.ui.plotting import save
-from hedgerow.searchspaces.results.hedge_curves import deployed_curves
-from hedgerow.searchspaces.results.search_plots import (
-    best_runs,
-    deployed_lines,
-    loss_lines,
-    parallel_lines,
-    regret_line,
-    weight_areas,
-)
+from hedgerow.platform.ui.charts import Chart, figure
+from hedgerow.platform.ui.plots import curve_figures
+from hedgerow.platform.ui.plotting import COLOURS, save
+from hedgerow.searchspaces.results.hedge_curves import HedgeCurves, deployed_curves
+from hedgerow.searchspaces.results.search_plots import NAMED, best_runs, hedge_charts, parallel_lines
 from hedgerow.searchspaces.results.trials import Trial
 
 
@@ -35,22 +29,26 @@ def parallel(found: list[Trial], metric: str, mode: str, folder: Path) -> list[P
     return save(parallel_lines(found, metric, mode), folder / "parallel_coordinates")
 
 
+def drawn(hedge: list[dict], labels: list[str], deployed: dict | None = None) -> dict[str, Chart]:
+    curves = HedgeCurves.read(hedge, NAMED)
+    places = {i: place for place, i in enumerate(curves.named)}
+    return hedge_charts(curves, labels, places, deployed or {}, "test_accuracy")
+
+
 @pytest.mark.parametrize(
-    ("experts", "rounds", "dead"), [(3, 1, None), (3, 20, 1), (7, 20, None), (24, 20, 4), (1, 3, None)]
+    ("experts", "rounds", "dead"), [(3, 1, None), (3, 20, 1), (8, 20, None), (24, 20, 4), (1, 3, None)]
 )
 def test_hedges_figures_are_drawn_for_few_and_for_many_experts(experts, rounds, dead, tmp_path):
-    hedge = hedge_records(experts, rounds, dead=dead)
-    labels = [f"lr={i}" for i in range(experts)]
-    for draw, name in ((weight_areas, "hedge_weights"), (loss_lines, "hedge_losses")):
-        (svg,) = check(save(draw(hedge, labels), tmp_path / "figures" / name), {name})
-        # matplotlib writes a text as a comment next to its outlines.
-        assert "<!-- lr=0 -->" in svg
-        assert ("<!-- 18 others -->" in svg) == (experts == 24)
-        assert ("<!-- lr=6 -->" in svg) == (experts == 7)
-    check(save(regret_line(hedge), tmp_path / "figures" / "hedge_regret"), {"hedge_regret"})
+    charts = drawn(hedge_records(experts, rounds, dead=dead), [f"lr={i}" for i in range(experts)])
+    assert list(charts) == ["hedge_weights", "hedge_losses", "hedge_regret"]
+    for name, chart in charts.items():
+        check(save(figure([chart]), tmp_path / name), {name})
+    assert ("17 others" in charts["hedge_weights"].keys) == (experts == 24)
+    assert ("1 other" in charts["hedge_weights"].keys) == (experts == 8)
+    assert {"lr=0", "Hedge, expected"} <= charts["hedge_losses"].keys.keys()
 
 
-def test_the_deployed_policies_are_drawn_against_the_best_expert_in_hindsight(tmp_path):
+def test_the_deployed_policies_are_drawn_against_the_best_expert_in_hindsight():
     curves = deployed_curves(deployed_records(), [{1: 0.8, 2: 0.6, 3: 0.7}, {1: 0.5, 2: 0.9}], "test_accuracy")
     assert curves == {
         "leader": [(1, 0.8), (2, pytest.approx(0.85)), (3, pytest.approx(0.8))],
@@ -58,20 +56,20 @@ def test_the_deployed_policies_are_drawn_against_the_best_expert_in_hindsight(tm
         "mixture": [(1, 0.9), (3, pytest.approx(0.8))],
         "best expert in hindsight": [(1, 0.8), (2, pytest.approx(0.7)), (3, pytest.approx(0.7))],
     }
-    (svg,) = check(save(deployed_lines(curves, "test_accuracy"), tmp_path / "hedge_deployed"), {"hedge_deployed"})
-    assert "<!-- best expert in hindsight -->" in svg
+    chart = drawn(deployed_records(), ["a", "b"], curves)["hedge_deployed"]
+    assert chart.legend[-1] == ("s7", "best expert in hindsight")
+    assert chart.data.texts[1]["best expert in hindsight"] == "70.0 %"
     losses = deployed_curves(deployed_records(), [{}, {}], "test_loss")
     assert losses == {"leader": [(1, 1.0), (2, 1.0), (3, 1.0)], "mixture": [(1, 0.5), (3, 0.5)]}
     assert deployed_curves(hedge_records(2, 3), [{}, {}], "test_accuracy") == {}
 
 
 @pytest.mark.parametrize("known", ["none", "late"])
-def test_a_bound_is_left_out_where_there_is_none(known, tmp_path):
+def test_a_bound_is_left_out_where_there_is_none(known):
     hedge = hedge_records(3, 10)
     for record in hedge[: 10 if known == "none" else 5]:
         record["bound"] = None
-    (svg,) = check(save(regret_line(hedge), tmp_path / "hedge_regret"), {"hedge_regret"})
-    assert ("<!-- bound: " in svg) == (known == "late")
+    assert ("bound" in drawn(hedge, ["a", "b", "c"])["hedge_regret"].keys) == (known == "late")
 
 
 def test_parallel_coordinates_of_conditional_categorical_and_logarithmic_keys(tmp_path):
@@ -96,12 +94,14 @@ def test_parallel_coordinates_of_a_sweep_in_which_nothing_worked(tmp_path):
     check(parallel(trials()[2:4], "test_accuracy", "max", tmp_path), {"parallel_coordinates"})
 
 
-def test_the_curves_of_the_best_trials(tmp_path):
-    both = {"curves_by_round", "curves_by_traffic"}
-    by_round, _ = check(draw_curves(best_runs(trials(), limit=2), tmp_path, [0.5]), both)
-    assert "<!-- lr=0.1 mu=1 -->" in by_round
-    assert "<!-- lr=1 -->" in by_round
-    assert "lr=0.01" not in by_round
-    long = [Trial("007", {"algorithm.a_long_name_of_a_key": 0.123}, records([0.5]))]
-    by_round, _ = check(draw_curves(best_runs(long), tmp_path, []), both)
-    assert "<!-- 007 -->" in by_round
+def test_the_curves_of_the_best_trials_have_the_colours_of_their_other_figures(tmp_path):
+    found = trials()
+    best = best_runs(found, limit=2)
+    assert list(best) == [0, 1]
+    runs = {f"trial {i}": [records] for i, records in best.items()}
+    figures = curve_figures(runs, [0.5], {"trial 0": 3, "trial 1": 9})
+    assert list(figures) == ["curves_by_round", "curves_by_traffic"]
+    one, other = figures["curves_by_round"]().axes[0].lines[-2:]
+    assert (one.get_color(), other.get_color(), other.get_linestyle()) == (COLOURS[3], COLOURS[1], "--")
+    (svg,) = check(save(figures["curves_by_traffic"](), tmp_path / "curves"), {"curves"})
+    assert "<!-- trial 1 -->" in svg

@@ -1,1 +1,0 @@
-"""Charts and tables as SVG and HTML."""
