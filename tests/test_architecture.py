@@ -46,7 +46,7 @@ LAYERS = [
     ["searchspaces/extra"],
     ["searchspaces/extra/papers"],
     ["searchspaces"],
-    ["cluster", "reports/charts", "reports/analysis"],
+    ["cluster", "reports/analysis"],
     ["reports/sections"],
     ["reports/page"],
     ["reports"],
