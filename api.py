@@ -82,7 +82,7 @@ def _run_seeds(
 
 
 def search(
-    plan: File | Mapping[str, Any] | SearchSpec,
+    spec: File | Mapping[str, Any] | SearchSpec,
     *,
     data_root: File | None = None,
     address: str | None = None,
@@ -98,12 +98,12 @@ def search(
     # Ray Tune takes seconds to import.
     from hedgerow.searchspaces.tune import search_runner as searches
 
-    _name_code(plan, imports)
-    if not isinstance(plan, SearchSpec) or overrides:
-        plan = parse_search(*_values(plan, overrides))
-    own = None if data is None else searches.check_search(plan, None, data)
-    with _table(plan, show) as shown:
-        return searches.search(plan, _path(data_root), shown, address, own, own=own is not None)
+    _name_code(spec, imports)
+    if not isinstance(spec, SearchSpec) or overrides:
+        spec = parse_search(*_values(spec, overrides))
+    own = None if data is None else searches.check_search(spec, None, data)
+    with _table(spec, show) as shown:
+        return searches.search(spec, _path(data_root), shown, address, own, own=own is not None)
 
 
 def resume(
@@ -188,10 +188,10 @@ def _progress(experiment: Experiment, show: Show) -> AbstractContextManager[Any]
     return (NotebookProgress if in_notebook() else Progress)(experiment.name, experiment.rounds)
 
 
-def _table(plan: SearchSpec, show: bool) -> AbstractContextManager[Any]:
+def _table(spec: SearchSpec, show: bool) -> AbstractContextManager[Any]:
     from hedgerow.searchspaces.tune.search_command import search_table
 
-    return search_table(plan) if show else nullcontext()
+    return search_table(spec) if show else nullcontext()
 
 
 def _path(folder: File | None) -> Path | None:

@@ -26,9 +26,9 @@ class MRBO(Bilevel):
         pool = np.zeros(1, int)
         if "momenta" not in server:
             first = self.batches(1, self.hyper.first_batch_size)
-            start = yield Exchange(self.begin, server, pool, batches=first, on="pool")
+            start = yield Exchange(self.begin, server, pool, batches=first, site="pool")
             server = {**server, "momenta": start.up}
-        result = yield Exchange(self.train, server, pool, batches=self.batches(self.hyper.steps), on="pool")
+        result = yield Exchange(self.train, server, pool, batches=self.batches(self.hyper.steps), site="pool")
         return result.up
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

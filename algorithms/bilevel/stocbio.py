@@ -25,7 +25,7 @@ class StocBiO(Bilevel):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = self.batches(1) | {"inner": BatchSpec(self.hyper.batch_size, steps=self.hyper.steps)}
-        result = yield Exchange(self.train, server, np.zeros(1, int), batches=batches, on="pool")
+        result = yield Exchange(self.train, server, np.zeros(1, int), batches=batches, site="pool")
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

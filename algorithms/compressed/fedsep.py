@@ -54,7 +54,7 @@ class FedSep(Algorithm):
         own = {"own": self.own(clients)}
         return (
             yield [
-                Exchange(self.evaluate_client, {}, np.arange(0), on="test"),
+                Exchange(self.evaluate_client, {}, np.arange(0), site="test"),
                 Exchange(self.score_decoded, {"x": server["x"]}, clients, batches=batches, local_inputs_per_client=own),
             ]
         )

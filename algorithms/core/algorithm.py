@@ -199,7 +199,7 @@ class Algorithm:
         once = BatchSpec(EVAL_BATCH_SIZE, shuffle=False)
         return (
             yield [
-                Exchange(self.evaluate_client, down, shards, batches={"test": once}, on="test"),
+                Exchange(self.evaluate_client, down, shards, batches={"test": once}, site="test"),
                 Exchange(self.evaluate_client, down, clients, batches={"test": replace(once, split="held_out")}),
             ]
         )

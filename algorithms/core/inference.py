@@ -174,7 +174,7 @@ class _Round:
         if len(exchanges) != 1 or any(metrics.read for metrics in self.metrics):
             return False
         (one,) = exchanges
-        has_all = one.on == "clients" and np.array_equal(one.clients, self.cohort.clients)
+        has_all = one.site == "clients" and np.array_equal(one.clients, self.cohort.clients)
         return has_all and one.reduce == "mean" and not (one.per_client or one.weighted_by)
 
     def aggregate(self, exchange: Exchange) -> Aggregate:

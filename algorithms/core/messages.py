@@ -37,7 +37,7 @@ class Cohort:
     population: int
     """Total number of clients, m."""
     test_shards: int = 0
-    """Number of shards of the shared test set, addressed with `Exchange(on="test")`."""
+    """Number of shards of the shared test set, addressed with `Exchange(site="test")`."""
     seed: int = 0
     """Seed of the experiment."""
     sampled: np.ndarray | None = None
@@ -111,9 +111,9 @@ class Exchange:
     local_inputs_per_client: the same for inputs that differ between clients, in the form of `per_client`.
     padding_down, padding_up: how many numbers of each client's input and update are only padding to equal shapes, or
     stand for zeros, and are not counted as transmitted.
-    on: "clients"; "test" for the shards of the shared test set; "validation" for the shards of the server's validation
-    samples; "pool" for one pseudo-client, 0, that has all clients' training and validation samples, and the public
-    ones. Only exchanges on "clients" transmit anything.
+    site: where the step runs: "clients"; "test" for the shards of the shared test set; "validation" for the shards of
+    the server's validation samples; "pool" for one pseudo-client, 0, that has all clients' training and validation
+    samples, and the public ones. Only exchanges on "clients" transmit anything.
     keyed: whether the step draws random numbers from `data.key`.
     wire: size of each client's message if the trees of its update do not show it.
 
@@ -133,7 +133,7 @@ class Exchange:
     local_inputs_per_client: Tree = field(default_factory=dict)
     padding_down: np.ndarray | None = None
     padding_up: np.ndarray | None = None
-    on: Literal["clients", "test", "pool", "validation"] = "clients"
+    site: Literal["clients", "test", "pool", "validation"] = "clients"
     keyed: bool = False
     wire: MessageSize | None = None
     cohort: Cohort | None = None
@@ -197,4 +197,4 @@ ExchangeSteps = Generator[list[Exchange], Any, Any]
 
 
 POOL = np.zeros(1, int)
-"""Client ids of an exchange with `on="pool"`, which runs on all samples in one place."""
+"""Client ids of an exchange with `site="pool"`, which runs on all samples in one place."""

@@ -69,7 +69,7 @@ class DSFL(ModelFamilies):
                 Exchange(self.learn, down, group.clients, local_inputs=own, batches=public)
                 for group, own in zip(groups, known, strict=True)
             ),
-            Exchange(self.follow, {**down, "w": server["w"]}, np.zeros(1, int), batches=public, on="pool"),
+            Exchange(self.follow, {**down, "w": server["w"]}, np.zeros(1, int), batches=public, site="pool"),
         ]
         return distilled.up if distilled.contributed.all() else server
 

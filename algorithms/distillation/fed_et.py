@@ -64,7 +64,7 @@ class FedET(ModelFamilies):
                 {"w": w, "teachers": teachers},
                 np.zeros(1, int),
                 batches=self.hyper.distillation.batches,
-                on="pool",
+                site="pool",
             )
             w = result.up["w"]
         before = {**server, **{self.name(one.group.capacity): one.mean for one in received}}

@@ -64,7 +64,7 @@ class FedDF(ModelFamilies):
             {"students": students, "teachers": teachers},
             np.zeros(1, int),
             batches=self.hyper.distillation.batches,
-            on="pool",
+            site="pool",
         )
         return result.up
 

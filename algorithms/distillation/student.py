@@ -55,7 +55,7 @@ class Student(Taught, Central):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))
         if cohort.round <= self.hyper.warm_start:
-            result = yield Exchange(self.warm_up, server, POOL, batches=self.hyper.batches, on="pool")
+            result = yield Exchange(self.warm_up, server, POOL, batches=self.hyper.batches, site="pool")
             return {**server, **result.up}
         is_first_lesson = "teacher" not in server
         if is_first_lesson:
@@ -63,7 +63,7 @@ class Student(Taught, Central):
             server = self.remembering({"w": server["w"], "teacher": teacher, **self.extra_modules(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
         batches = {**self.batches(cohort), STREAM: SPEC}
-        result = yield Exchange(self.train, server, POOL, batches=batches, on="pool", local_inputs=known)
+        result = yield Exchange(self.train, server, POOL, batches=batches, site="pool", local_inputs=known)
         if is_first_lesson:
             # After the lesson, because mini-batches depend on the number of their exchange.
             yield self.evaluate_teacher(server["teacher"], cohort)

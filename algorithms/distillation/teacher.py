@@ -44,11 +44,11 @@ class Taught(Algorithm):
         w = self.teacher_task.init()
         if plan := self.task.teacher_training:
             lessons = {"train": BatchSpec(plan.batch_size, plan.epochs, views=1)}
-            result = yield Exchange(self.train_teacher, {"w": w}, POOL, batches=lessons, on="pool")
+            result = yield Exchange(self.train_teacher, {"w": w}, POOL, batches=lessons, site="pool")
             w = result.up["w"]
         if self.teacher_task.is_static:
             once = {"statistics": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
-            statistics = yield Exchange(self.teacher_batch_norm_statistics, {"w": w}, POOL, batches=once, on="pool")
+            statistics = yield Exchange(self.teacher_batch_norm_statistics, {"w": w}, POOL, batches=once, site="pool")
             w = {**w, **statistics.up}
         return w
 
@@ -72,7 +72,7 @@ class Taught(Algorithm):
     def evaluate_teacher(self, w: Params, cohort: Cohort) -> Exchange:
         """Exchange that scores the teacher on the test set, as `teacher_test_accuracy` in the round's record."""
         once = {"test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
-        return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches=once, on="test")
+        return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches=once, site="test")
 
     def examine(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         task = self.teacher_task.with_accuracy

@@ -57,7 +57,7 @@ class Central(Algorithm):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))
-        result = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), on="pool")
+        result = yield Exchange(self.train, server, POOL, batches=self.batches(cohort), site="pool")
         return {**server, **result.up}
 
     def batches(self, cohort: Cohort) -> dict[str, BatchSpec]:

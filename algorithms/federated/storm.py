@@ -25,10 +25,10 @@ class STORM(Stem):
         pool, hyper = np.zeros(1, int), self.hyper
         if "momentum" not in server:
             first = {"train": BatchSpec(hyper.first_batch_size, steps=1)}
-            start = yield Exchange(self.begin, server, pool, batches=first, on="pool")
+            start = yield Exchange(self.begin, server, pool, batches=first, site="pool")
             server = {**server, **start.up}
         steps = {"train": BatchSpec(hyper.batch_size, steps=hyper.steps)}
-        result = yield Exchange(self.train, server, pool, batches=steps, on="pool")
+        result = yield Exchange(self.train, server, pool, batches=steps, site="pool")
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

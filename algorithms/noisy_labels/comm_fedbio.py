@@ -61,7 +61,7 @@ class CommFedBiO(Bilevel):
         everything = {"upper": BatchSpec(shuffle=False, split="validation")}
         result = yield self._training(server, cohort)
         z = server | result.up
-        outer = yield Exchange(self.outer, self.common(z), np.zeros(1, int), batches=everything, on="pool")
+        outer = yield Exchange(self.outer, self.common(z), np.zeros(1, int), batches=everything, site="pool")
         estimate = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.subset(result.contributed))
         if estimate is None:
             # The estimate diverged, so x is not updated.

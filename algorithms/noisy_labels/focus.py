@@ -37,7 +37,7 @@ class Focus(FedAvg):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = {**self.hyper.batches, "all": EVERYTHING}
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=batches, reduce="stack")
-        verdict = yield Exchange(self.judge, result.up["w"], np.zeros(1, int), batches={"all": VALIDATION}, on="pool")
+        verdict = yield Exchange(self.judge, result.up["w"], np.zeros(1, int), batches={"all": VALIDATION}, site="pool")
         errors = result.up["error"].double() + verdict.up["errors"].double()
         weights = torch.from_numpy(cohort.sizes[result.contributed]) * credibilities(errors, self.hyper.alpha)
         mean = tree_map(lambda leaf: torch.tensordot((weights / weights.sum()).to(leaf), leaf, 1), result.up["w"])

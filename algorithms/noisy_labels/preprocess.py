@@ -63,7 +63,7 @@ class Preprocess(FedAvg):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         if "benchmark" not in server:
             benchmark = yield Exchange(
-                self.benchmark, {"w": server["w"]}, np.zeros(1, int), batches=self._benchmark_batches, on="pool"
+                self.benchmark, {"w": server["w"]}, np.zeros(1, int), batches=self._benchmark_batches, site="pool"
             )
             server = {**server, "benchmark": benchmark.up["w"]}
         new = cohort.clients[(server["sizes"][cohort.clients] < 0).numpy()]

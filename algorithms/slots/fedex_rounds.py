@@ -86,7 +86,7 @@ class FedExRounds(Middleware):
 
     def before(self, exchange: Exchange) -> Exchange:
         """Lets each client also receive its values and score its model."""
-        if not self.trains or exchange.on != "clients" or not len(exchange.clients):
+        if not self.trains or exchange.site != "clients" or not len(exchange.clients):
             return exchange
         own: Tree = {}
         if self.columns:

@@ -107,7 +107,7 @@ class SlotRounds(Middleware):
         name = exchange.step.__name__
         if (objective := self._objective(name)) is not None:
             exchange = replace(exchange, batches=objective.batches(exchange.batches))
-        if self.trains and exchange.on == "clients" and name in self.inner.parts:
+        if self.trains and exchange.site == "clients" and name in self.inner.parts:
             return self._changed(exchange)
         return replace(exchange, step=self.algorithm.client_step(name + AS_IS)) if self._rewrites(name) else exchange
 

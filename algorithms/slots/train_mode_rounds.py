@@ -164,7 +164,7 @@ def _shares(exchange: Exchange, cohort: Cohort) -> Tensor:
     the exchange, are sums weighted by the number of training samples.
     """
     n = len(exchange.clients)
-    if exchange.on != "clients":
+    if exchange.site != "clients":
         return torch.ones(n)
     sizes = cohort.sizes[np.searchsorted(cohort.clients, exchange.clients)].astype(np.float64)
     if exchange.weights is not None and exchange.reduce != "stack":

@@ -21,7 +21,7 @@ from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.factories import require_factory, safe_weights
 from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
-from hedgerow.platform.models.trial import (
+from hedgerow.platform.models.probe import (
     Expected,
     find_train_mode,
     materialize,

@@ -233,7 +233,7 @@ class _DryRun:
         partial = PartialAggregate(exchange.reduce)
         weights = np.ones(n) if exchange.weights is None else np.asarray(exchange.weights, np.float64)
         for rows, (up, state, metrics, models) in self.answered(exchange, number):
-            self.has_models |= bool(models) and exchange.on == "clients"
+            self.has_models |= bool(models) and exchange.site == "clients"
             # Divergence does not break the contract: non-finite values become zeros.
             up, metrics = (tree_map(lambda leaf: leaf[0], tree) for tree in (up, metrics))
             up = tree_map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0), up)
@@ -253,7 +253,7 @@ class _DryRun:
         return Aggregate(up, np.ones(n, bool), partial.metrics)
 
     def keep(self, exchange: Exchange, number: int, clients: np.ndarray, state: Tree) -> None:
-        if exchange.on != "clients" or number >= EVALUATION or not state:
+        if exchange.site != "clients" or number >= EVALUATION or not state:
             return
         for i, client in enumerate(clients.tolist()):
             self.states[client] = tree_map(lambda leaf, i=i: leaf[0, i].detach(), state)
@@ -286,7 +286,7 @@ class _DryRun:
     def is_batched(self, exchange: Exchange) -> bool:
         """Whether the plan of a step may batch it."""
         mode = self.experiment.engine.mode
-        if exchange.on != "clients" or mode == "loop":
+        if exchange.site != "clients" or mode == "loop":
             return False
         if getattr(self.algorithm.task.module, "no_vmap", None):
             return False
@@ -338,7 +338,7 @@ class _DryRun:
             broadcasts=[exchange.received],
             per_client=tree_map(lambda leaf: leaf[None], exchange.received_per_client),
             states=lambda rows: self.stacked(exchange, number, exchange.clients[rows]),
-            samples=self.dealt[exchange.on],
+            samples=self.dealt[exchange.site],
             seed=self.experiment.seed,
         )
         try:
@@ -353,7 +353,7 @@ class _DryRun:
 
     def stacked(self, exchange: Exchange, number: int, clients: np.ndarray) -> Tree:
         """Client states, stacked: leaves (1, clients, ...)."""
-        if exchange.on != "clients":
+        if exchange.site != "clients":
             return {}
         initial = self.algorithm.init_client()
         states = [self.states.get(client, initial) for client in clients.tolist()]

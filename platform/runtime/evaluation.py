@@ -84,8 +84,8 @@ def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:
 
     clients: those that hold samples back; the exchange may have inputs per client only if it addresses them already.
     """
-    if exchange.on == "test":
-        return _without_clients(exchange) if len(clients) else replace(exchange, on="validation")
+    if exchange.site == "test":
+        return _without_clients(exchange) if len(clients) else replace(exchange, site="validation")
     if not any(spec.split == "held_out" for spec in exchange.batches.values()):
         return exchange
     if not len(clients):
@@ -99,11 +99,11 @@ def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:
 
 def _scores_validation(exchange: Exchange) -> bool:
     is_selection = any(spec.split == "selection" for spec in exchange.batches.values())
-    return bool(len(exchange.clients)) and (exchange.on == "validation" or is_selection)
+    return bool(len(exchange.clients)) and (exchange.site == "validation" or is_selection)
 
 
 def _without_clients(exchange: Exchange) -> Exchange:
-    return Exchange(exchange.step, exchange.broadcast, exchange.clients[:0], on=exchange.on)
+    return Exchange(exchange.step, exchange.broadcast, exchange.clients[:0], site=exchange.site)
 
 
 def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[int]]]:

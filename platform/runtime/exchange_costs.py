@@ -113,14 +113,14 @@ def drawn_samples(exchange: Exchange, shares: Mapping[Split, Slices]) -> int:
     For first-order methods, this is the number of sample gradients. It is exact, except for batches that come from one
     of several clients each, for which it is the rounded mean. shares: samples of each client, by split.
     """
-    if exchange.on not in ("clients", "pool"):
+    if exchange.site not in ("clients", "pool"):
         return 0
     total = 0
     for spec in exchange.batches.values():
         sizes = shares[spec.split].sizes
         if spec.split == "public":
             sizes = np.repeat(sizes[:1], len(exchange.clients))
-        elif exchange.on == "pool":
+        elif exchange.site == "pool":
             sizes = sizes.sum(keepdims=True)
         elif spec.pooled_from is not None:
             total += len(exchange.clients) * _pooled(spec, sizes[np.asarray(spec.pooled_from)])

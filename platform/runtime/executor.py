@@ -137,7 +137,7 @@ class Executor:
 
     def _with_states(self, shard: WorkShard) -> WorkShard:
         """The shard with the rows of its clients' states."""
-        if shard.on != "clients":
+        if shard.site != "clients":
             return shard
         store, scratch = self.stores[shard.variant], {}
         known = [self._scratch[shard.variant].get(client) for client in shard.clients.tolist()]
@@ -272,7 +272,7 @@ class Executor:
         The clients are halved until one is left. Their answers are dropped.
         """
         suspects = [(i, row) for i, shard in enumerate(call.shards) for row in range(len(shard.clients))]
-        if not suspects or any(shard.on != "clients" for shard in call.shards):
+        if not suspects or any(shard.site != "clients" for shard in call.shards):
             raise RuntimeError(f"a worker was lost {SUSPICIOUS} times in a row while it ran `{call.method}`")
 
         def ends_worker(some: list[tuple[int, int]]) -> bool:
@@ -300,7 +300,7 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
     if not len(exchange.clients):
         return Aggregate({}, np.zeros(0, bool), {}, cost=cost)
     cost.gpu_peak_mb = max(partial.gpu_peak_mb for partial in partials)
-    if exchange.on == "clients":
+    if exchange.site == "clients":
         cost.exchanges = 1
         cost.add_download(exchange.broadcast, len(exchange.clients))
         cost.add_download(exchange.per_client, 1)

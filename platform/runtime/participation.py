@@ -114,7 +114,7 @@ def client_seconds(
 
 def with_clients(exchanges: list[Exchange]) -> list[Exchange]:
     """Exchanges in which clients take part."""
-    return [exchange for exchange in exchanges if exchange.on == "clients" and len(exchange.clients)]
+    return [exchange for exchange in exchanges if exchange.site == "clients" and len(exchange.clients)]
 
 
 def _received(exchange: Exchange) -> np.ndarray:

@@ -71,7 +71,7 @@ class Plans:
             exchange = exchanges[i]
             own = [shards for shards in parts if len(shards[i].clients)]
             # A shard of the test set is already a large batch: batching shards gains nothing.
-            if exchange.on != "clients" or not own or self.of(exchange):
+            if exchange.site != "clients" or not own or self.of(exchange):
                 continue
             fused = [j for j, shard in enumerate(parts[0]) if shard.fusion_key == parts[0][i].fusion_key]
             known = next((plan for j in fused if (plan := self.of(exchanges[j]))), None)
@@ -127,7 +127,7 @@ def _steps(exchange: Exchange, sizes: np.ndarray) -> tuple[int, bool]:
     """
     # The training decides, not the score after it.
     specs = [spec for name, spec in exchange.batches.items() if name != FEDEX]
-    if not specs or exchange.on == "test" or any(spec.split in ("held_out", "selection") for spec in specs):
+    if not specs or exchange.site == "test" or any(spec.split in ("held_out", "selection") for spec in specs):
         return 1, False
     steps = np.min([steps_per_client(spec, sizes) for spec in specs], axis=0)
     full = sizes.min() == sizes.max() or all(spec.size and spec.size <= sizes.min() for spec in specs)
@@ -143,4 +143,4 @@ def _message_size(exchange: Exchange) -> int:
 
 def _key(exchange: Exchange) -> str:
     """Name under which the plan of a step is stored; a single client has a plan of its own."""
-    return step_name(exchange.step.__name__, exchange.on) + ("/one" if len(exchange.clients) == 1 else "")
+    return step_name(exchange.step.__name__, exchange.site) + ("/one" if len(exchange.clients) == 1 else "")

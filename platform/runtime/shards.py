@@ -14,8 +14,8 @@ from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 EVALUATION = 1_000_000
 """Position of the first exchange of an evaluation; the exchanges of a round are numbered from 0."""
 
-Place = Literal["clients", "test", "pool", "validation"]
-"""Place where a step runs, see `Exchange.on`."""
+Site = Literal["clients", "test", "pool", "validation"]
+"""Site where a step runs, see `Exchange.site`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class WorkShard:
     round: int = 1
     position: int = 0
     """Position of the exchange within its round; index streams differ between positions."""
-    on: Place = "clients"
+    site: Site = "clients"
     per_client: Tree = field(default_factory=dict)
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """One per client, float64."""
@@ -72,13 +72,13 @@ class WorkShard:
             clients=exchange.clients[positions],
             round=cohort_of(exchange).round,
             position=exchange.position,
-            on=exchange.on,
+            site=exchange.site,
             per_client=tree_map(lambda leaf: leaf[positions].numpy(), exchange.received_per_client),
             weights=np.asarray(weights, dtype=np.float64)[positions],
             weighted_by=exchange.weighted_by,
             batches=dict(exchange.batches),
             reduce=exchange.reduce,
-            keeps_states=exchange.on == "clients" and exchange.position < EVALUATION,
+            keeps_states=exchange.site == "clients" and exchange.position < EVALUATION,
             number=number,
             variant=exchange.variant,
             exchange=index,
@@ -106,7 +106,7 @@ class WorkShard:
     def fusion_key(self) -> tuple[Any, ...]:
         """Shards with the same key run together: the same step for several variants."""
         batches = tuple(self.batches.items())
-        where = (self.number, self.on, self.round, self.position)
+        where = (self.number, self.site, self.round, self.position)
         return self.step, *where, self.reduce, self.plan, self.keeps_states, self.keyed, batches
 
 
@@ -121,7 +121,7 @@ def owner_of(exchange: Exchange) -> ComposedAlgorithm:
     return exchange.step.__self__  # type: ignore[attr-defined,no-any-return]
 
 
-def step_name(step: str, place: Place) -> str:
+def step_name(step: str, place: Site) -> str:
     """Name of a step and the place where it runs, under which its plan is stored.
 
     An evaluation that returns its predictions runs under the same plan as one that does not, with the same bits.
@@ -168,7 +168,7 @@ def deal(exchange: Exchange, parts: int) -> Positions:
     largest clients: chunks then contain clients with similar numbers of steps, and need little padding.
     """
     clients = exchange.clients
-    if exchange.on != "clients" or not len(clients):
+    if exchange.site != "clients" or not len(clients):
         part = clients % parts
         return [np.flatnonzero(part == number) for number in range(parts)]
     cohort = cohort_of(exchange)

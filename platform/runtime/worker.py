@@ -27,7 +27,7 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, finite_clien
 from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
-from hedgerow.platform.runtime.shards import ChunkTooLarge, Place, WorkShard, step_name
+from hedgerow.platform.runtime.shards import ChunkTooLarge, Site, WorkShard, step_name
 from hedgerow.platform.runtime.state_store import StateLayout
 
 PREPARED = 64 * 2**20
@@ -64,7 +64,7 @@ def samples_of_places(
     task: Task,
     load: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy,
     prepared: int = 0,
-) -> dict[Place, Samples]:
+) -> dict[Site, Samples]:
     """Samples of each place where a step runs.
 
     load: moves an array to the device. prepared: size in bytes up to which samples are normalised here, once.
@@ -87,7 +87,7 @@ def samples_of_places(
         train_x, train_y, prepare, partition.places, partition.shares(), task.augment, None, narrow, takes_padding
     )
     test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SPLITS, shards), narrow=narrow)
-    places: dict[Place, Samples] = {
+    places: dict[Site, Samples] = {
         "clients": clients,
         "test": test,
         "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients, narrow),
@@ -163,7 +163,7 @@ class Worker:
             if failure:
                 # Not within `except`: the error's traceback refers to the tensors of the chunk.
                 free_memory()
-                name = step_name(first_of_group.step, first_of_group.on)
+                name = step_name(first_of_group.step, first_of_group.site)
                 raise ChunkTooLarge(name, first_of_group.plan, failure)
         gpu_peak = peak(self.device) if self.device.type == "cuda" else 0.0
         return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
@@ -199,7 +199,7 @@ class Worker:
             broadcasts=[tree_map(self._load, down) for down in downs],
             per_client=tree_map(lambda *parts: self._load(np.stack(parts)), *(shard.per_client for shard in shards)),
             states=lambda positions: stack(*(self._states(shard, positions) for shard in shards)),
-            samples=self.samples[first.on],
+            samples=self.samples[first.site],
             seed=self.seed,
         )
         for rows, answers in chunks:

@@ -89,8 +89,8 @@ class Search:
 
     def as_learner(self) -> Run:
         """Hedge as one run: each round has the experts' results, averaged by the weights before that round."""
-        plan = self.finished.plan
-        values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
+        spec = self.finished.spec
+        values = spec.experiment.model_dump(mode="json") | {"search": spec.search.model_dump(mode="json")}
         records = [{"round": record["round"], **record["expected"]} for record in self.finished.hedge]
         if values["task"]["partition"]["kind"] == "stream":
             # Hedge's running mean on new tasks, with the weights of each round.

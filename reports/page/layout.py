@@ -155,8 +155,8 @@ def _selected(search: Search) -> tuple[str, str, str]:
     """Tile of a search: the configuration that it has selected, with its validation and test scores."""
     finished = search.finished
     text = scores_text(finished.winner_scores)
-    if finished.plan.search.is_one_run:
-        return "final model", finished.plan.experiment.algorithm.name, text
+    if finished.spec.search.is_one_run:
+        return "final model", finished.spec.experiment.algorithm.name, text
     return "selected configuration", finished.winner_label or "none", text or finished.obstacle
 
 
@@ -243,7 +243,7 @@ def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str
     finished = search.finished
     lines = [*finished.deployed_sentences, *finished.selection_lines] if finished.trials else []
     texts = [*hedge_sentences(search), *lines]
-    title = f"Search {search.folder.name} ({finished.plan.search.kind})"
+    title = f"Search {search.folder.name} ({finished.spec.search.kind})"
     alerts = [finished.test_note] if finished.test_note else []
     return PageSection(f"search-{index}", title, texts, parts, alerts)
 

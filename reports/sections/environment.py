@@ -46,7 +46,7 @@ def partitions(data: ReportData) -> tuple[list[str], list[Any]]:
 
 def _task(one: Run | Search) -> Any:
     """Settings that determine the partition, except the seed."""
-    task = one.values["task"] if isinstance(one, Run) else one.finished.plan.values["task"]
+    task = one.values["task"] if isinstance(one, Run) else one.finished.spec.values["task"]
     record = one.record.get("data") or {"drawn": True}
     data, partition = record.get("dataset", task["data"]), None if record["drawn"] else record["partition"]
     return data, task["partition"], task.get("public"), partition

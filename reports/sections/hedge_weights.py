@@ -28,7 +28,7 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
     colours = dict(zip(curves.named, _colours([keys[i] for i in curves.named], places), strict=True))
     finished = search.finished
     learner = name, places[own_key]
-    charts = hedge_charts(curves, labels, colours, finished.deployed_curves, finished.plan.search.metric, learner)
+    charts = hedge_charts(curves, labels, colours, finished.deployed_curves, finished.spec.search.metric, learner)
     return list(charts.values())
 
 

@@ -46,7 +46,7 @@ class ReplayedSearch:
     """
 
     recording: Recording
-    plan: SearchSpec
+    spec: SearchSpec
     trials: list[Trial]
     numbers: list[int]
     chosen: int
@@ -69,7 +69,7 @@ class ReplayedSearch:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One row per trial, in the order of the tuner."""
-        metric = self.plan.search.metric
+        metric = self.spec.search.metric
         return [
             {
                 "trial": trial.name,
@@ -98,8 +98,8 @@ def replay(
     the order of the configurations, of noise and of draws; None: the order of the recording and the seed of its file.
     Raises UserError.
     """
-    plan = replay_plan(recording, kind, settings, seed)
-    search, experiment, number_of = plan.search, plan.experiment, len(recording.configurations)
+    spec = replay_plan(recording, kind, settings, seed)
+    search, experiment, number_of = spec.search, spec.experiment, len(recording.configurations)
     order = np.arange(number_of) if seed is None else np.random.default_rng(seed).permutation(number_of)
     curves = noisy_curves(recording, search, experiment.seed)
     trials = (search.samples or number_of) if search.proposes else number_of
@@ -114,7 +114,7 @@ def replay(
     with TemporaryDirectory() as folder:
         journal = Path(folder) / "losses.jsonl"
         searcher, scheduler = search.build(
-            SearchSetup(experiment, plan.values, known, journal, hedge.append, lambda warning: None)
+            SearchSetup(experiment, spec.values, known, journal, hedge.append, lambda warning: None)
         )
         leader = scheduler if isinstance(scheduler, HedgeScheduler) else None
         deployment = OnlineScore(search.metric, search.mode, leader, experiment.task.partition.is_stream)
@@ -159,7 +159,7 @@ def replay(
     if chosen is None:
         raise UserError(f"{recording.name}: every trial that reports diverges, so {kind} cannot choose any")
     return ReplayedSearch(
-        *(recording, plan, ran, numbers, ran.index(chosen)),
+        *(recording, spec, ran, numbers, ran.index(chosen)),
         costs={cost: float(sum(record[cost] for trial in ran for record in trial.records)) for cost in COSTS},
         online=deployment.score(controller.spent if budget is None else budget),
         deployed=deployment.changes,
@@ -197,18 +197,18 @@ def replay_plan(recording: Recording, kind: str, settings: Sequence[str], seed: 
         apply_override(values, {}, setting)
     if seed is not None:
         values["seed"] = seed
-    plan = parse_search(values, source=recording.name)
-    if plan.search.metric not in recording.metrics:
+    spec = parse_search(values, source=recording.name)
+    if spec.search.metric not in recording.metrics:
         raise UserError(
-            f"search.metric: {plan.search.metric} was not recorded (recorded: {', '.join(recording.metrics)}); choose "
+            f"search.metric: {spec.search.metric} was not recorded (recorded: {', '.join(recording.metrics)}); choose "
             "one of these"
         )
-    if plan.search.noise and plan.search.noise.clients:
+    if spec.search.noise and spec.search.noise.clients:
         raise UserError(
             "search.noise.clients: a recording has one validation score per round, not one per client; record the "
             "search with this key, or set search.noise.scale"
         )
-    return plan
+    return spec
 
 
 def noisy_curves(recording: Recording, search: SearchKind, seed: int) -> list[Curve]:
@@ -264,7 +264,7 @@ def replay_recording(
             trial_table(shown, f"{kind} on {recording.name}").print()
         if len(shown) < len(rows):
             click.echo(f"{len(rows) - len(shown)} trials did not report.")
-        metric = found.plan.search.metric
+        metric = found.spec.search.metric
         value = number(chosen[metric], unit_of(metric))
         click.echo(
             f"Choice: {chosen['configuration']} (recorded {chosen['recorded']}), {metric.replace('_', ' ')} {value} in "

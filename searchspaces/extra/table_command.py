@@ -151,7 +151,7 @@ def _closing(
     folder = output / "tables" / name.replace("/", "-")
     remarks = [remark for result in results for remark in result.remarks()]
     remarks += dict.fromkeys(result.row.remark for result in results if result.row.remark)
-    remarks += [PROTOCOL] * any(result.finished.plan.selects_on_test for result in results)
+    remarks += [PROTOCOL] * any(result.finished.spec.selects_on_test for result in results)
     document: dict[str, Any] = {
         "table": table.name,
         "title": table.title,

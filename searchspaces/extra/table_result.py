@@ -57,7 +57,7 @@ class _Result:
 
     def _origin(self, rounds: str) -> list[str]:
         """Remarks on data, rounds, run and changes."""
-        section = self.finished.plan.experiment.task.data
+        section = self.finished.spec.experiment.task.data
         data = section.model_dump(mode="json", exclude_defaults=True)
         name = " ".join(str(data[key]) for key in ("name", "path") if key in data) or section.name
         changed = ", ".join(self.note["changed"])
@@ -80,11 +80,11 @@ class SweepResult(_Result):
 
     @property
     def targets(self) -> list[float]:
-        return self.finished.plan.experiment.evaluation.targets
+        return self.finished.spec.experiment.evaluation.targets
 
     @property
     def metric(self) -> str:
-        return self.finished.plan.experiment.evaluation.target_metric
+        return self.finished.spec.experiment.evaluation.target_metric
 
     @property
     def explained(self) -> str:
@@ -154,7 +154,7 @@ class SweepResult(_Result):
         """Details of the run: data, rounds, changes, and name of the run."""
         title, costs = self.title, self.costs(self.targets[0] if self.targets else None)
         rounds = ", ".join(f"{cost['heading']} {cost['rounds']}" for cost in costs)
-        notes = self._origin(f"; rounds run (of {self.finished.plan.experiment.rounds}): {rounds}")
+        notes = self._origin(f"; rounds run (of {self.finished.spec.experiment.rounds}): {rounds}")
         taken = self.note.get("taken_from", {})
         sources = {cost["heading"]: taken.get(str(int(cost["trial"]))) for cost in costs}
         notes += [f"{title}: {c['heading']}: {c['configuration']}" for c in costs if c["configuration"]]
@@ -289,7 +289,7 @@ class HedgeResult(_Result):
             "ctm": _mean(self._expected("test_accuracy")),
             "ltm": ltm[-1] if ltm else None,
             "published": {metric: cells[self.heading] for metric, cells in published.items()},
-            "policy": getattr(self.finished.plan.search, "deploy", None),
+            "policy": getattr(self.finished.spec.search, "deploy", None),
             "deployed": self.deployed(),
             "experts": len(trials),
             "argmax": labels[last["leader"]],

@@ -69,7 +69,7 @@ class DeployedModel:
 
 
 def read_deployed(
-    folder: RunFolder, plan: SearchSpec, overrides: Mapping[int, Overrides], data: Data | None
+    folder: RunFolder, spec: SearchSpec, overrides: Mapping[int, Overrides], data: Data | None
 ) -> DeployedModel:
     """The model that a search deploys now. overrides: of each expert. data: see DeployedModel. Raises UserError."""
     state = DeployedState.read(folder.path / "deployed")
@@ -78,5 +78,5 @@ def read_deployed(
             f"{folder.path} has deployed no model yet: a search of kind hedge deploys one after each complete round, "
             "unless search.deploy_every is 0"
         )
-    trials = {expert: plan.trial(overrides[expert]) for expert in state.weights}
-    return DeployedModel(folder, state.round, state.policy, state.weights, state.models, trials, plan.experiment, data)
+    trials = {expert: spec.trial(overrides[expert]) for expert in state.weights}
+    return DeployedModel(folder, state.round, state.policy, state.weights, state.models, trials, spec.experiment, data)

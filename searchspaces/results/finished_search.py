@@ -65,7 +65,7 @@ class FinishedSearch:
     """
 
     folder: RunFolder
-    plan: SearchSpec
+    spec: SearchSpec
     trials: list[Trial]
     hedge: list[RoundRecord]
     warning: str | None = None
@@ -78,14 +78,14 @@ class FinishedSearch:
 
         data: data set and partition, if the search was given its own.
         """
-        plan, hedge = read_search(folder.experiment), RunLog(folder.metrics, HedgeRecord).read()
-        return cls(folder, plan, read_trials(folder), hedge, data=data)
+        spec, hedge = read_search(folder.experiment), RunLog(folder.metrics, HedgeRecord).read()
+        return cls(folder, spec, read_trials(folder), hedge, data=data)
 
     @property
     def deployed(self) -> DeployedModel:
         """Model that Hedge deploys after the latest complete round, read anew on each access. Raises UserError."""
         overrides = {int(trial.name): trial.overrides for trial in self.trials}
-        return read_deployed(self.folder, self.plan, overrides, self.data)
+        return read_deployed(self.folder, self.spec, overrides, self.data)
 
     @property
     def status(self) -> str:
@@ -95,7 +95,7 @@ class FinishedSearch:
     @property
     def winner(self) -> Trial | None:
         """Same as `best`; None if there is none."""
-        search = self.plan.search
+        search = self.spec.search
         if search.is_one_run:
             return next((trial for trial in self.trials if trial.records and trial.status != "failed"), None)
         return choice(self.trials, search.metric, search.mode, self.hedge)
@@ -116,7 +116,7 @@ class FinishedSearch:
         if not self.trials:
             return "no trial has started"
         if any(trial.is_sound for trial in self.trials):
-            return f"no trial that neither failed nor diverged has a finite {self.plan.search.metric} yet"
+            return f"no trial that neither failed nor diverged has a finite {self.spec.search.metric} yet"
         reason = next((f": {trial.diverged}" for trial in self.trials if trial.diverged), "")
         return f"all {len(self.trials)} trials failed or diverged{reason}"
 
@@ -126,7 +126,7 @@ class FinishedSearch:
         winner, trials = self.winner, [trial for trial in self.trials if trial.diverged]
         if winner is None:
             return [f"the search has no winner: {self.obstacle}"]
-        if self.plan.search.is_one_run:
+        if self.spec.search.is_one_run:
             return [f"trial {trial.name}: {trial.diverged}" for trial in trials]
         numbers = ", ".join(trial.name for trial in trials)
         sentences = [f"{len(trials)} of {len(self.trials)} trials diverged and cannot win: {numbers}"] * bool(trials)
@@ -140,16 +140,16 @@ class FinishedSearch:
         without a best trial.
         """
         winner = self.winner
-        if winner is None or self.plan.experiment.task.partition.is_stream:
+        if winner is None or self.spec.experiment.task.partition.is_stream:
             return {}
-        names = [f"test_{name}" for name in self.plan.experiment.task.modes]
+        names = [f"test_{name}" for name in self.spec.experiment.task.modes]
         scores = {name: final_value(winner.records, name) for name in names}
         return {name: value for name, value in scores.items() if value is not None}
 
     @property
     def winner_scores(self) -> dict[str, float]:
         """Final value of the metric of the search for the best trial, and its `test_score`."""
-        metric, winner = self.plan.search.metric, self.winner
+        metric, winner = self.spec.search.metric, self.winner
         value = None if winner is None else final_value(winner.records, metric)
         return ({} if value is None else {metric: value}) | self.test_score
 
@@ -163,7 +163,7 @@ class FinishedSearch:
     @property
     def test_note(self) -> str | None:
         """Warning about a selection by test samples; None if there was none."""
-        return TEST_NOTE if self.plan.selects_on_test else None
+        return TEST_NOTE if self.spec.selects_on_test else None
 
     @property
     def selection_lines(self) -> list[str]:
@@ -174,29 +174,29 @@ class FinishedSearch:
             return [f"There is no winner: {self.obstacle}."]
         if not self.test_score:
             return []
-        validation = self.plan.experiment.task.validation
+        validation = self.spec.experiment.task.validation
         lines = []
-        if validation and not self.plan.selects_on_test:
+        if validation and not self.spec.selects_on_test:
             whose = (
                 "the training samples, at the server" if validation.is_at_server else "each client's training samples"
             )
             lines = [f"Validation samples: {percent(validation.fraction)} of {whose} (task.validation)."]
         scores = scores_text(self.test_score)
-        if self.plan.search.is_one_run:
+        if self.spec.search.is_one_run:
             return [*lines, f"Test score of the final model: {scores}."]
         return [*lines, f"Test score of the winner, {self.winner_label} (trial {self.best.name}): {scores}."]
 
     @property
     def deployed_curves(self) -> dict[str, Points]:
         """Curves of the deployed policies and of the best expert in hindsight, see `hedge_curves.deployed_curves`."""
-        metric = self.plan.search.metric
+        metric = self.spec.search.metric
         experts = [{record["round"]: record.get(metric) for record in trial.records} for trial in self.trials]
         return deployed_curves(self.hedge, experts, metric) if self.hedge and self.trials else {}
 
     @property
     def deployed_sentences(self) -> list[str]:
         """Sentences about the deployed policies, and the reason if there is no mixture; empty without Hedge."""
-        metric, curves = self.plan.search.metric, self.deployed_curves
+        metric, curves = self.spec.search.metric, self.deployed_curves
         if not curves:
             return []
         kind = score_kind(metric)
@@ -210,7 +210,7 @@ class FinishedSearch:
     @property
     def rows(self) -> list[Row]:
         """One row per trial, best first."""
-        search = self.plan.search
+        search = self.spec.search
         targets, target_metric = self._wanted.targets, self._wanted.target_metric
         return sweep_rows(self.trials, search.metric, search.mode, targets, self.hedge or None, target_metric)
 
@@ -219,9 +219,9 @@ class FinishedSearch:
         """Best trial for each metric and target, one row each; by metrics of test samples only if these selected.
         Empty if there is only one run.
         """
-        if self.plan.search.is_one_run:
+        if self.spec.search.is_one_run:
             return []
-        selects_on_test = self.plan.selects_on_test or self.plan.experiment.task.partition.is_stream
+        selects_on_test = self.spec.selects_on_test or self.spec.experiment.task.partition.is_stream
         return best_per_metric(
             self.trials,
             self._wanted.targets,
@@ -234,7 +234,7 @@ class FinishedSearch:
         """Distributions of the best trial after each of its rounds; empty if its clients do not draw by FedEx."""
         if (winner := self.winner) is None:
             return []
-        usual = self.plan.experiment.fedex
+        usual = self.spec.experiment.fedex
         own = {key: value for key, value in winner.overrides.items() if key.partition(".")[0] == "fedex"}
         # Of the file, only this section: others may name classes, which reading does not import.
         section = with_overrides({"fedex": usual and usual.model_dump()}, own)["fedex"]
@@ -251,7 +251,7 @@ class FinishedSearch:
             winner["theta"] = {one.name: one.rows for one in thetas}
         if self.hedge:
             labels = trial_labels(self.trials)
-            return hedge_summary(self.hedge, labels, self.plan.search.metric, self.trials) | winner
+            return hedge_summary(self.hedge, labels, self.spec.search.metric, self.trials) | winner
         return self.rows[0] | winner if self.winner else winner
 
     @cached_property
@@ -311,7 +311,7 @@ class FinishedSearch:
     def _drawn(self) -> dict[str, Callable[[], Any]]:
         if not any(trial.records for trial in self.trials):
             return {}
-        search, labels = self.plan.search, trial_labels(self.trials)
+        search, labels = self.spec.search, trial_labels(self.trials)
         best = best_runs(self.trials, metric=search.metric, mode=search.mode)
         curves = HedgeCurves.read(self.hedge, NAMED) if self.hedge else None
         # A trial has the same colour in every figure; black is Hedge's own.
@@ -357,7 +357,7 @@ class FinishedSearch:
 
     @property
     def _wanted(self) -> Evaluation:
-        return self.plan.experiment.evaluation
+        return self.spec.experiment.evaluation
 
 
 def read_trials(folder: RunFolder) -> list[Trial]:

@@ -32,15 +32,15 @@ class ParentStore(MlflowStore):
 class SearchStore:
     """Distributes records to the child runs by their "expert"; records with expert None belong to Hedge."""
 
-    def __init__(self, folder: RunFolder, plan: SearchSpec):
-        self.folder, self.plan = folder, plan
+    def __init__(self, folder: RunFolder, spec: SearchSpec):
+        self.folder, self.spec = folder, spec
         self.record = folder.record()
-        values = plan.experiment.model_dump(mode="json") | {"search": plan.search.model_dump(mode="json")}
-        run_tags = tags(self.record, plan.experiment) | {"search": plan.search.kind, NOTE: search_text(folder, plan)}
+        values = spec.experiment.model_dump(mode="json") | {"search": spec.search.model_dump(mode="json")}
+        run_tags = tags(self.record, spec.experiment) | {"search": spec.search.kind, NOTE: search_text(folder, spec)}
         if self.table:
-            client = open_client(MlflowPlace.of(plan.experiment).resolved_uri())
-            run_tags |= {"table": self.table, PARENT: table_run(client, plan.experiment, self.table)}
-        self.parent = ParentStore(plan.experiment, folder.name, values, run_tags, folder)
+            client = open_client(MlflowPlace.of(spec.experiment).resolved_uri())
+            run_tags |= {"table": self.table, PARENT: table_run(client, spec.experiment, self.table)}
+        self.parent = ParentStore(spec.experiment, folder.name, values, run_tags, folder)
         self.children: dict[int, MlflowStore] = {}
         self._copies: dict[int, int] = {}
 
@@ -105,7 +105,7 @@ class SearchStore:
         """Name of an expert's run: its number and its searched settings or, in a line of a table, its method."""
         headings = self.record.get("table", {}).get("headings")
         overrides = folder.record()["overrides"]
-        trials = [Trial("", one, []) for one in self.plan.configurations or [overrides]]
+        trials = [Trial("", one, []) for one in self.spec.configurations or [overrides]]
         label = trial_label(Trial(folder.name, overrides, []), short_names(searched_keys(trials)))
         if headings:
             unique = headings.count(headings[int(folder.name)]) == 1
@@ -115,7 +115,7 @@ class SearchStore:
     def tell_result(self) -> None:
         """Upload the search's files, and update the descriptions of all runs with the results."""
         self.parent.log_files(self.folder.path)
-        self.parent.describe(search_text(self.folder, self.plan))
+        self.parent.describe(search_text(self.folder, self.spec))
         for expert, store in self._all().items():
             store.describe(run_text(expert_folder(self.folder.path, expert)))
 
@@ -133,18 +133,18 @@ class SearchStore:
         self.parent.end(status)
 
 
-def search_text(folder: RunFolder, plan: SearchSpec) -> str:
+def search_text(folder: RunFolder, spec: SearchSpec) -> str:
     """Description of a search, including its results if there are any."""
-    keys = ", ".join(f"`{key}`" for key in plan.search.space)
-    text = sentence(folder.record(), plan.experiment)
-    text += f"\nSearch `{plan.search.kind}` over {keys}, by `{plan.search.metric}`.\n"
+    keys = ", ".join(f"`{key}`" for key in spec.search.space)
+    text = sentence(folder.record(), spec.experiment)
+    text += f"\nSearch `{spec.search.kind}` over {keys}, by `{spec.search.metric}`.\n"
     summary, results = folder.record().get("summary"), folder.path / "results.md"
-    if summary and plan.search.weighs_rounds:
+    if summary and spec.search.weighs_rounds:
         text += f"\n{hedge_sentences(summary)}\n"
     if results.exists():
         _title, _, tables = results.read_text(encoding="utf-8").partition("\n\n")
         text += f"\n## Trials\n\n{tables}"
-    return f"{text}{settings(plan.experiment)}\nFolder: `{folder.path.absolute()}`\n"
+    return f"{text}{settings(spec.experiment)}\nFolder: `{folder.path.absolute()}`\n"
 
 
 def table_run(client: MlflowClient, experiment: Experiment, table: str) -> str:

@@ -61,14 +61,14 @@ class Recording:
     rounds: dict[str, list[Any]]
 
     @classmethod
-    def of(cls, name: str, plan: SearchSpec, trials: Sequence[Trial]) -> Self:
+    def of(cls, name: str, spec: SearchSpec, trials: Sequence[Trial]) -> Self:
         """Takes the curves of a finished search. Raises ValueError when rounds or costs of a trial are missing."""
         for trial in trials:
-            if len(trial.records) != plan.experiment.rounds:
+            if len(trial.records) != spec.experiment.rounds:
                 raise ValueError(f"trial {trial.name} ended in round {len(trial.records)} ({trial.status})")
             if any(entry not in record for record in trial.records for entry in COSTS.values()):
                 raise ValueError(f"trial {trial.name} continues a run whose rounds have no counted samples")
-        metrics = dict.fromkeys([plan.search.metric, *evaluated_metrics(plan.experiment), *STREAM])
+        metrics = dict.fromkeys([spec.search.metric, *evaluated_metrics(spec.experiment), *STREAM])
         reported = [name for name in metrics if any(name in trial.records[-1] for trial in trials)]
         rows = [(number, record) for number, trial in enumerate(trials) for record in trial.records]
         columns: dict[str, list[Any]] = {
@@ -77,7 +77,7 @@ class Recording:
             **{column: [record[entry] for _, record in rows] for column, entry in COSTS.items()},
             **{name: [record.get(name) for _, record in rows] for name in reported},
         }
-        return cls(name, plan.resolved, [trial.overrides for trial in trials], columns)
+        return cls(name, spec.resolved, [trial.overrides for trial in trials], columns)
 
     @classmethod
     def read(cls, name: str | Path) -> Self:

@@ -50,14 +50,14 @@ class SearchCallback(tune.Callback):
     def __init__(
         self,
         folder: Path,
-        plan: SearchSpec,
+        spec: SearchSpec,
         lock: RunLock,
         show: ShowSearch | None,
         tracker: Tracker | None,
         notify: Callable[[str], None],
         classes: int,
     ):
-        self.folder, self.plan, self.lock, self.notify, self.classes = folder, plan, lock, notify, classes
+        self.folder, self.spec, self.lock, self.notify, self.classes = folder, spec, lock, notify, classes
         self.show, self.tracker = show, tracker
         self.health: RayHealth | None = None
         self.lost: RayLost | None = None
@@ -65,12 +65,12 @@ class SearchCallback(tune.Callback):
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.warnings: dict[str, None] = {}
-        self.loggers = TrialLoggers(folder, plan, lambda sentence: self.warnings.update({sentence: None}))
+        self.loggers = TrialLoggers(folder, spec, lambda sentence: self.warnings.update({sentence: None}))
         self._reported: dict[int, int] = {}
         self._copies: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
         self.termination: Termination | None = None
-        self._timeout = plan.experiment.resources.timeout
+        self._timeout = spec.experiment.resources.timeout
         self._alive: dict[str, float] = {}
         """Time of the last report or start of each trial, while resources.timeout is set."""
         self._looked = 0.0
@@ -157,10 +157,10 @@ class SearchCallback(tune.Callback):
             first = {}
             if not folder.exists:
                 folder.path.mkdir(parents=True, exist_ok=True)
-                folder.experiment.write_text(dump_experiment(self.plan.trial(overrides)))
+                folder.experiment.write_text(dump_experiment(self.spec.trial(overrides)))
                 first = {"name": folder.name, "status": "running", "created": now(), "overrides": overrides}
-            folder.update(data=self._data(self.plan.trial(overrides)), **first)
-            if self.show and not self.plan.configurations:
+            folder.update(data=self._data(self.spec.trial(overrides)), **first)
+            if self.show and not self.spec.configurations:
                 self.show.labels[index] = short_label(overrides)
 
     def on_trial_result(
@@ -218,14 +218,14 @@ class SearchCallback(tune.Callback):
         folder = expert_folder(self.folder, index)
         records = RunLog(folder.metrics).read()
         folder.update(diverged=diverged(records, self.classes))
-        if not is_done(self.plan.experiment, records):
+        if not is_done(self.spec.experiment, records):
             self._end(index, "stopped")
         else:
             progress = read_progress(checkpoints(folder.checkpoints)[-1])
-            experiment = self.plan.experiment
+            experiment = self.spec.experiment
             evaluation, modes = experiment.evaluation, experiment.task.modes
             summary = summarise(records, evaluation.targets, evaluation.target_metric, modes)
-            folder.update(plans=progress["plans"], summary=summary, **kept(progress))
+            folder.update(specs=progress["plans"], summary=summary, **kept(progress))
             self._end(index, "finished")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
@@ -253,7 +253,7 @@ class SearchCallback(tune.Callback):
 
     def _data(self, trial: Experiment) -> dict[str, Any] | None:
         """Entry `data` of a trial's run.json: the search's entry without parts that the trial draws or builds."""
-        known, whole = RunFolder(self.folder).record().get("data"), self.plan.experiment
+        known, whole = RunFolder(self.folder).record().get("data"), self.spec.experiment
         if known is None:
             return known
         same_seed = trial.seed == whole.seed

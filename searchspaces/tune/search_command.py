@@ -34,17 +34,17 @@ def search_all(
 
     job: identifier of a job that may have started some of them before: finished ones are read, the others are resumed.
     """
-    plans = [load_search(file, overrides) for file in files]
-    datasets = [check_search(plan, data_root) for plan in plans]
+    specs = [load_search(file, overrides) for file in files]
+    datasets = [check_search(spec, data_root) for spec in specs]
     outputs, runs = [], []
-    names = [None for _ in plans] if job is None else names_in_job([plan.experiment for plan in plans], job)
-    for plan, data, name in zip(plans, datasets, names, strict=True):
-        with search_table(plan) as table:
-            finished = finish_started(plan, name, table, address)
+    names = [None for _ in specs] if job is None else names_in_job([spec.experiment for spec in specs], job)
+    for spec, data, name in zip(specs, datasets, names, strict=True):
+        with search_table(spec) as table:
+            finished = finish_started(spec, name, table, address)
             if finished is None:
-                finished = run_search(plan, data_root, table, address, data, name=name)
+                finished = run_search(spec, data_root, table, address, data, name=name)
         outputs.append(search_output(finished))
-        runs.append((plan.experiment, finished.folder.path))
+        runs.append((spec.experiment, finished.folder.path))
         # Rendered now instead of at the end: the next search may take long.
         outputs[-1].render()
     return _searches_output(outputs, hints(runs))
@@ -55,12 +55,12 @@ def resume_run_or_search(name: str, address: str | None, changed: bool) -> Comma
     folder = find_run(name)
     if not folder.is_search:
         return resume_one(str(folder.path), address, changed)
-    plan = load_search(folder.experiment)
-    with search_table(plan) as table:
+    spec = load_search(folder.experiment)
+    with search_table(spec) as table:
         finished = resume_search(str(folder.path), table, address, changed=changed)
     output = search_output(finished)
     output.render()
-    return _searches_output([output], hints([(plan.experiment, finished.folder.path)]))
+    return _searches_output([output], hints([(spec.experiment, finished.folder.path)]))
 
 
 class PlainNotes:
@@ -83,18 +83,18 @@ def push_run_or_search(name: str) -> CommandOutput:
     return CommandOutput({"run": folder.path, "warnings": warnings}, render)
 
 
-def search_table(plan: SearchSpec) -> SearchTable:
+def search_table(spec: SearchSpec) -> SearchTable:
     """Live table of a search."""
-    search = plan.search
-    labels = trial_labels([Trial("", overrides, []) for overrides in plan.configurations])
+    search = spec.search
+    labels = trial_labels([Trial("", overrides, []) for overrides in spec.configurations])
     if search.is_one_run:
-        labels = [f"one run of {plan.experiment.algorithm.name}"]
+        labels = [f"one run of {spec.experiment.algorithm.name}"]
     if search.proposes:
         labels = ["to be proposed"] * (search.samples or 1)
     kind = NotebookTable if in_notebook() else SearchTable
     policy = getattr(search, "deploy", "leader")
     return kind(
-        plan.experiment.name, plan.experiment.rounds, labels, metric=search.metric, mode=search.mode, policy=policy
+        spec.experiment.name, spec.experiment.rounds, labels, metric=search.metric, mode=search.mode, policy=policy
     )
 
 
@@ -107,7 +107,7 @@ def _searches_output(outputs: list[CommandOutput], lines: list[str]) -> CommandO
 def search_output(finished: FinishedSearch) -> CommandOutput:
     """Output of a search: its results, figures and folder."""
     figures, path = sorted(finished.folder.figures.glob("*.png")), finished.folder.path
-    copy = uri_of(finished.plan.experiment.checkpoints.storage, finished.folder.name)
+    copy = uri_of(finished.spec.experiment.checkpoints.storage, finished.folder.name)
 
     def render() -> None:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
@@ -128,7 +128,7 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
             click.echo(f"  warning: {finished.warning}", err=True)
 
     document = {
-        "name": finished.plan.experiment.name,
+        "name": finished.spec.experiment.name,
         "folder": path,
         "copy": copy,
         "summary": finished.summary,

@@ -107,7 +107,7 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 
 def search(
-    plan: SearchSpec,
+    spec: SearchSpec,
     data_root: Path | None = None,
     show: ShowSearch | None = None,
     address: str | None = None,
@@ -125,17 +125,17 @@ def search(
     that the file names. begun: runs of the same training, by the number of the trial that continues from a copy.
     name: of its folder; None: a new one. Raises UserError before any work when a setting is invalid.
     """
-    data = data or check_search(plan, data_root)
-    build_loggers(plan.experiment.tracking.also)
-    with new_run(plan.experiment, data_root, plan.dump(), name=name) as (folder, lock):
-        record = {"settings": _settings(plan), "data": data_record(plan.experiment, data, own)}
-        folder.update(kind="search", **record, **loop_note(plan.experiment, data[0]), **(note or {}))
+    data = data or check_search(spec, data_root)
+    build_loggers(spec.experiment.tracking.also)
+    with new_run(spec.experiment, data_root, spec.dump(), name=name) as (folder, lock):
+        record = {"settings": _settings(spec), "data": data_record(spec.experiment, data, own)}
+        folder.update(kind="search", **record, **loop_note(spec.experiment, data[0]), **(note or {}))
         for number, run in (begun or {}).items():
             # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
             copy = expert_folder(folder.path, number)
             shutil.copytree(run.checkpoints, copy.checkpoints)
             shutil.copyfile(run.metrics, copy.metrics)
-        return _execute(plan, folder, lock, data, show, address)
+        return _execute(spec, folder, lock, data, show, address)
 
 
 def resume_search(
@@ -152,25 +152,25 @@ def resume_search(
     UserError when data or settings differ otherwise.
     """
     with unfinished_run(name) as (folder, lock):
-        plan = load_search(folder.experiment)
-        if plan.experiment.tracking.enabled:
-            require_named(plan.experiment.tracking.uri, str(folder))
-        same_settings(folder, _settings(plan), changed)
-        data = same_data(folder, plan.experiment, data)
-        _check_trials(plan, data[0])
-        return _execute(plan, folder, lock, data, show, address)
+        spec = load_search(folder.experiment)
+        if spec.experiment.tracking.enabled:
+            require_named(spec.experiment.tracking.uri, str(folder))
+        same_settings(folder, _settings(spec), changed)
+        data = same_data(folder, spec.experiment, data)
+        _check_trials(spec, data[0])
+        return _execute(spec, folder, lock, data, show, address)
 
 
-def _settings(plan: SearchSpec) -> dict[str, Any]:
+def _settings(spec: SearchSpec) -> dict[str, Any]:
     """Settings that determine the numbers of a search."""
-    return decisive_settings(plan.experiment, plan.search.model_dump(mode="json"))
+    return decisive_settings(spec.experiment, spec.search.model_dump(mode="json"))
 
 
 def finish_started(
-    plan: SearchSpec, name: str | None, show: ShowSearch | None, address: str | None
+    spec: SearchSpec, name: str | None, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch | None:
     """Result of the search that was started with this name, resumed if it is not finished; None if there is none."""
-    folder = started_run(plan.experiment, name) if name else None
+    folder = started_run(spec.experiment, name) if name else None
     if folder is None:
         return None
     if folder.record()["status"] == "finished":
@@ -178,21 +178,21 @@ def finish_started(
     return resume_search(str(folder), show, address)
 
 
-def check_search(plan: SearchSpec, data_root: Path | None, given: Data | None = None) -> Data:
+def check_search(spec: SearchSpec, data_root: Path | None, given: Data | None = None) -> Data:
     """Check all settings before any work starts; returns the data set and the partition of the file.
 
     given: data set and partition that replace those of the file. Raises UserError when a configuration does not fit
     the data.
     """
-    data = check(plan.experiment, data_root, given)
-    _check_trials(plan, data[0])
+    data = check(spec.experiment, data_root, given)
+    _check_trials(spec, data[0])
     return data
 
 
-def _check_trials(plan: SearchSpec, dataset: Dataset) -> None:
-    shapes = {_shape(plan.experiment)}
-    for overrides in plan.configurations:
-        trial = plan.trial(overrides)
+def _check_trials(spec: SearchSpec, dataset: Dataset) -> None:
+    shapes = {_shape(spec.experiment)}
+    for overrides in spec.configurations:
+        trial = spec.trial(overrides)
         if _shape(trial) not in shapes:
             shapes.add(_shape(trial))
             check_task(trial, dataset, build_partition(trial, dataset))
@@ -209,21 +209,21 @@ def _shape(experiment: Experiment) -> str:
 
 
 def _execute(
-    plan: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
+    spec: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
-    with Mirror(folder.path, plan.experiment.checkpoints.storage) as mirror:
-        finished = _carry_out(plan, folder, lock, data, show, address)
+    with Mirror(folder.path, spec.experiment.checkpoints.storage) as mirror:
+        finished = _carry_out(spec, folder, lock, data, show, address)
     return mirror.with_warning(finished)
 
 
 def _carry_out(
-    plan: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
+    spec: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
-    tracking = plan.experiment.tracking
+    tracking = spec.experiment.tracking
     tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
     warnings = changed_settings_warnings(folder)
-    classes = data[0].classes if plan.experiment.task.loss.name == "cross_entropy" else 1
-    listener = SearchCallback(folder.path.absolute(), plan, lock, show, tracker, notifier(folder, warnings), classes)
+    classes = data[0].classes if spec.experiment.task.loss.name == "cross_entropy" else 1
+    listener = SearchCallback(folder.path.absolute(), spec, lock, show, tracker, notifier(folder, warnings), classes)
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     if show:
@@ -237,14 +237,14 @@ def _carry_out(
     with recorded(folder, lock, tracker) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
-            warnings += _tune(plan, folder, data, listener)
+            warnings += _tune(spec, folder, data, listener)
         except KeyboardInterrupt:
             if termination.came:
                 listener.save_trials()
             raise
         warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
-        warnings += _privacy_of_all(plan, folder, len(data[1]))
-        finished = FinishedSearch(folder, plan, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
+        warnings += _privacy_of_all(spec, folder, len(data[1]))
+        finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
             run_record = expert_folder(folder.path, int(trial.name)).record()
             warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
@@ -262,10 +262,10 @@ def _carry_out(
     return replace(finished, warning="; ".join(warnings) or None)
 
 
-def _privacy_of_all(plan: SearchSpec, folder: RunFolder, population: int) -> list[str]:
+def _privacy_of_all(spec: SearchSpec, folder: RunFolder, population: int) -> list[str]:
     """Keep epsilon of all trials together, and return a sentence on it; nothing without `privacy`."""
     trials = read_trials(folder)
-    accounts = [plan.trial(trial.overrides).privacy_account(population) for trial in trials]
+    accounts = [spec.trial(trial.overrides).privacy_account(population) for trial in trials]
     private = [account for account in accounts if account]
     if not private:
         return []
@@ -282,7 +282,7 @@ def _privacy_of_all(plan: SearchSpec, folder: RunFolder, population: int) -> lis
     ]
 
 
-def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallback) -> list[str]:
+def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallback) -> list[str]:
     """Run all trials to completion; returns warnings about clipped losses and failed trials.
 
     Raises UserError when trials report invalid metrics or do not fit on the cluster.
@@ -292,59 +292,59 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     logging.getLogger(TUNE_LOG).addFilter(_one_line)
     shutdown_idle()
     dataset, partition = data
-    here, search, resources = folder.path.absolute(), plan.search, plan.experiment.resources
+    here, search, resources = folder.path.absolute(), spec.search, spec.experiment.resources
     wait_for_room(resources, client_actors(resources))
     room = trials_that_fit(resources, client_actors(resources))
     check_shared(here, resources)
     say_unused_gpus(resources, gpus_of_nodes())
     request = trial_resources(resources)
-    if plan.search.concurrency and plan.search.concurrency < room:
+    if spec.search.concurrency and spec.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
-        room, request = plan.search.concurrency, trial_resources(resources, cpu_share(plan.search.concurrency))
+        room, request = spec.search.concurrency, trial_resources(resources, cpu_share(spec.search.concurrency))
     reports = ReportJournal(here / JOURNAL)
     # Of those that a searcher proposes, the ones that an interrupted search has tried.
-    configurations = list(plan.configurations) or list(reports.proposals)
-    kept = plan.search.kept_rounds(plan.experiment)
-    obstacle = mixture_obstacle(plan, configurations, data) if kept else None
+    configurations = list(spec.configurations) or list(reports.proposals)
+    kept = spec.search.kept_rounds(spec.experiment)
+    obstacle = mixture_obstacle(spec, configurations, data) if kept else None
     if obstacle:
         folder.update(no_mixture=obstacle)
     predictions = kept is not None and obstacle is None
-    packs, journal, warnings = packs_of(folder, plan, configurations, room), here / "losses.jsonl", list[str]()
+    packs, journal, warnings = packs_of(folder, spec, configurations, room), here / "losses.jsonl", list[str]()
     trials, barrier = len(configurations if packs is None else packs), barrier_file(here)
     # Trials that take turns, or run on several machines, do not see each other's rounds.
     meets = trials == 1 or (trials <= room and len(node_resources()) == 1)
-    together = TOGETHER if meets and search.reports_together(plan.experiment) else None
+    together = TOGETHER if meets and search.reports_together(spec.experiment) else None
     if together is not None:
         RoundBarrier.create(barrier, len(configurations))
         listener.on_end = lambda number: RoundBarrier(barrier, [number]).leave()
     settings = SearchSettings(
-        *(search.rounds_per_report(plan.experiment), search.record is not None, search.metric, search.noise),
+        *(search.rounds_per_report(spec.experiment), search.record is not None, search.metric, search.noise),
         *(kept, predictions, together),
     )
     setup = SearchSetup(
-        *(plan.experiment, plan.values, configurations, journal, listener.hedge, warnings.append),
+        *(spec.experiment, spec.values, configurations, journal, listener.hedge, warnings.append),
         *(here / "deployed", lambda number: expert_folder(here, number).path, predictions),
     )
-    spec = tuner_spec(plan.search, setup, packs, room)
+    tuning = tuner_spec(spec.search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
-    scheduler, config = spec.config.scheduler, spec.config
+    scheduler, config = tuning.config.scheduler, tuning.config
     # Hedge has a journal of its own. Without scheduler and searcher, no trial depends on reports.
     resumes = not isinstance(scheduler, HedgeScheduler) and (scheduler or config.search_alg) is not None
     complete: list[int] = []
     if resumes:
-        config, complete = _resumable(spec.config, reports, plan.experiment.seed, here, listener)
+        config, complete = _resumable(tuning.config, reports, spec.experiment.seed, here, listener)
     references = share(dataset), ray.put(vars(partition))
     rounds = dict(reports.rounds) if resumes else None
-    shared = Shared(plan.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds)
+    shared = Shared(spec.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request),
-        param_space=spec.space,
+        param_space=tuning.space,
         tune_config=config,
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(here),
-            failure_config=tune.FailureConfig(max_failures=plan.search.restarts),
+            failure_config=tune.FailureConfig(max_failures=spec.search.restarts),
             callbacks=[listener],
             verbose=0,
             # In a notebook, Tune's default reporter would occupy the cell even when silent.
@@ -354,7 +354,7 @@ def _tune(plan: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     if isinstance(scheduler, HedgeScheduler):
         listener.is_idle = scheduler.is_holding
     listener.health = RayHealth(folder.path, listener.lock.claim)
-    total = trials if spec.space is not None else spec.config.num_samples
+    total = trials if tuning.space is not None else tuning.config.num_samples
     try:
         # Tune needs a trial to run.
         with _environment(*WAITING) if resumes else nullcontext():
@@ -433,12 +433,12 @@ def _resumable(
     return replace(config, search_alg=search, scheduler=scheduler, max_concurrent_trials=None), complete
 
 
-def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Data) -> str | None:
+def mixture_obstacle(spec: SearchSpec, configurations: list[Overrides], data: Data) -> str | None:
     """Reason why the experts' predictions cannot be mixed, as the end of a sentence; None: they can.
 
     On a fixed data set, the mixture is scored on the validation samples.
     """
-    experiment, (dataset, partition) = plan.experiment, data
+    experiment, (dataset, partition) = spec.experiment, data
     splits = {
         json.dumps(
             {key: value for key, value in overrides.items() if key == "seed" or key.startswith("task.partition")}
@@ -451,15 +451,15 @@ def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Da
         json.dumps([overrides.get(key) for key in ("algorithm", "algorithm.name", "algorithm.starts")]): overrides
         for overrides in configurations
     }
-    for algorithm in (plan.trial(overrides).algorithm for overrides in algorithms.values()):
+    for algorithm in (spec.trial(overrides).algorithm for overrides in algorithms.values()):
         if getattr(algorithm, "starts", 1) > 1:
             return f"{algorithm.name} scores several models at once"
     if dataset.targets != "classes" or experiment.task.loss.name != "cross_entropy":
         return "the models do not predict probabilities of classes"
     if experiment.task.partition.is_stream:
         samples = int(partition.shares()["held_out"].sizes.max())
-    elif not plan.search.metric.startswith("validation_"):
-        return f"`metric: {plan.search.metric}` does not use the validation samples, on which it would be scored"
+    elif not spec.search.metric.startswith("validation_"):
+        return f"`metric: {spec.search.metric}` does not use the validation samples, on which it would be scored"
     elif partition.server_validation is not None:
         samples = len(partition.server_validation)
     else:
@@ -475,33 +475,33 @@ def mixture_obstacle(plan: SearchSpec, configurations: list[Overrides], data: Da
 
 def _record(finished: FinishedSearch) -> list[str]:
     """Write the recording if the search asks for it; returns a warning if not all trials have all rounds."""
-    if finished.plan.search.record is None:
+    if finished.spec.search.record is None:
         return []
     try:
-        recording = Recording.of(finished.folder.name, finished.plan, finished.trials)
+        recording = Recording.of(finished.folder.name, finished.spec, finished.trials)
     except ValueError as error:
         return [f"{RECORDING} was not written: {error}, and a replay needs every round of every configuration"]
     recording.write(finished.folder.path / RECORDING)
     return []
 
 
-def packs_of(folder: RunFolder, plan: SearchSpec, known: list[Overrides], room: int) -> list[list[int]] | None:
+def packs_of(folder: RunFolder, spec: SearchSpec, known: list[Overrides], room: int) -> list[list[int]] | None:
     """Numbers of the experts in each trial; a resumed search keeps its packs, so that experts keep their numbers."""
-    if plan.search.packed is None:
+    if spec.search.packed is None:
         return None
     record = folder.record()
     if "packs" not in record:
-        size = None if plan.search.packed == "auto" else plan.search.packed
-        folder.update(packs=pack_trials([plan.trial(overrides) for overrides in known], room, size))
+        size = None if spec.search.packed == "auto" else spec.search.packed
+        folder.update(packs=pack_trials([spec.trial(overrides) for overrides in known], room, size))
     return folder.record()["packs"]
 
 
 def push(name: str, show: object = None) -> list[str]:
     """Send a search's local record to MLflow; see `platform.runs.mlflow_sync.push`."""
     folder = find_run(name)
-    plan = load_search(folder.experiment)
-    require_named(plan.experiment.tracking.uri, str(folder))
-    tracker = Tracker(lambda: open_search_store(folder), PUSHES * plan.experiment.tracking.patience)
+    spec = load_search(folder.experiment)
+    require_named(spec.experiment.tracking.uri, str(folder))
+    tracker = Tracker(lambda: open_search_store(folder), PUSHES * spec.experiment.tracking.patience)
     for record in RunLog(folder.metrics, HedgeRecord).read():
         tracker.log({"expert": None, **record})
     for trial in read_trials(folder):
@@ -509,7 +509,7 @@ def push(name: str, show: object = None) -> list[str]:
             tracker.log({"expert": int(trial.name), **record})
 
     def save(target: Path) -> None:
-        _save_best(FinishedSearch.read(folder), same_data(folder, plan.experiment, None, fix="load"), target)
+        _save_best(FinishedSearch.read(folder), same_data(folder, spec.experiment, None, fix="load"), target)
 
     return finish_push(tracker, folder, save, lambda store: store.tell_result(), show)
 
@@ -526,6 +526,6 @@ def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
     """Write the best trial's model in MLflow's format, if there is one and it has a checkpoint."""
     if (best := finished.winner) is None:
         return
-    folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.plan.trial(best.overrides)
+    folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.spec.trial(best.overrides)
     if latest_checkpoint(folder.checkpoints):
         save_final_model(experiment, data[0], saved_parameters(experiment, folder, data), target)

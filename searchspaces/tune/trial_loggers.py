@@ -17,13 +17,13 @@ class TrialLoggers:
     folder: run folder of the search. warn: see Loggers.
     """
 
-    def __init__(self, folder: Path, plan: SearchSpec, warn: Callable[[str], None]):
-        self.folder, self.plan, self.warn = folder, plan, warn
+    def __init__(self, folder: Path, spec: SearchSpec, warn: Callable[[str], None]):
+        self.folder, self.spec, self.warn = folder, spec, warn
         self.trials: dict[int, Loggers] = {}
 
     def round(self, index: int, record: RoundRecord) -> None:
         """Pass on the record of a round of a trial."""
-        sections = self.plan.experiment.tracking.also
+        sections = self.spec.experiment.tracking.also
         if not sections:
             return
         own = {key: value for key, value in record.items() if key != "expert"}
@@ -31,7 +31,7 @@ class TrialLoggers:
             folder = expert_folder(self.folder, index)
             before = [earlier for earlier in RunLog(folder.metrics).read() if earlier["round"] < record["round"]]
             self.trials[index] = Loggers(build_loggers(sections), self.warn)
-            settings = self.plan.experiment.model_dump(mode="json") | {"overrides": folder.record()["overrides"]}
+            settings = self.spec.experiment.model_dump(mode="json") | {"overrides": folder.record()["overrides"]}
             self.trials[index].start(f"{self.folder.name}/{folder.name}", folder.path, settings, before)
         self.trials[index].round(own)
 

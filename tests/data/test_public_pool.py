@@ -80,8 +80,8 @@ def test_everybody_draws_the_same_in_all_exchanges_of_a_round():
     worker = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, partition, {}).worker
     specs = {name: BatchSpec(size=8, steps=3, split="public") for name in ("one", "two")}
 
-    def rows(on="clients", clients=(0, 3, 4), key=(0, 1, 0), name="one"):
-        indices, mask = worker.samples[on].streams(specs, key, np.array(clients))[name]
+    def rows(site="clients", clients=(0, 3, 4), key=(0, 1, 0), name="one"):
+        indices, mask = worker.samples[site].streams(specs, key, np.array(clients))[name]
         assert indices.shape == mask.shape == (len(clients), 3, 8)
         assert mask.all()
         return indices

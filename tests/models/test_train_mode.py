@@ -20,7 +20,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sampling import client_keys, draw_batches
 from hedgerow.platform.models.build import build_model
-from hedgerow.platform.models.trial import vmap_objection
+from hedgerow.platform.models.probe import vmap_objection
 from hedgerow.platform.models.vmap_check import vmap_reason
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_data, build_module, check

@@ -89,7 +89,7 @@ def test_states_that_are_lost_before_they_are_saved_change_nothing(loses, tmp_pa
 def _runs(arguments, client: int) -> bool:
     """Whether a call trains a client."""
     shards = arguments[0] if arguments and isinstance(arguments[0], list) else []
-    return any(client in shard.clients and shard.on == "clients" and shard.keeps_states for shard in shards)
+    return any(client in shard.clients and shard.site == "clients" and shard.keeps_states for shard in shards)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
@@ -132,7 +132,7 @@ def test_a_worker_that_never_works_ends_the_run(tmp_path):
     run = coordinator(chosen, tmp_path / "start", loses=lambda number, worker, method, arguments: method == "start")
     with pytest.raises(RuntimeError, match="worker 0 could not be started 5 times in a row: as the test wants"):
         run.run_round()
-    run = coordinator(chosen, tmp_path / "test", loses=lambda number, *call: "on='test'" in str(call))
+    run = coordinator(chosen, tmp_path / "test", loses=lambda number, *call: "site='test'" in str(call))
     with pytest.raises(RuntimeError, match="a worker was lost 3 times in a row while it ran `run`"):
         run.advance(1e6)
 

@@ -19,7 +19,7 @@ CLIENTS = np.array([0, 1, 3])
 
 def exchange(on: str = "clients", **streams: BatchSpec) -> Exchange:
     clients = np.array([0]) if on == "pool" else CLIENTS
-    return Exchange(lambda hp, down, state, data: (down, state, {}), {}, clients, batches=streams, on=on)
+    return Exchange(lambda hp, down, state, data: (down, state, {}), {}, clients, batches=streams, site=on)
 
 
 def shares() -> dict:

@@ -128,7 +128,7 @@ class Run:
         return float(self.problem.task.hypergradient(self.server["x"]["x"]).square().sum())
 
     def carry_out(self, exchange: Exchange) -> Aggregate:
-        pooled = exchange.on == "pool"
+        pooled = exchange.site == "pool"
         self.exchanges += not pooled
         rows = self.problem.rows.flatten(0, 1)[None] if pooled else self.problem.rows[exchange.clients]
         at = np.searchsorted(self.here, exchange.clients)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.core.task import FixedParameters
 from hedgerow.algorithms.core.torch_private import call, gradients
-from hedgerow.platform.models.trial import vmap_objection
+from hedgerow.platform.models.probe import vmap_objection
 
 
 def test_outputs_are_those_of_functional_call_with_any_parameters_and_the_module_is_restored():

@@ -534,7 +534,7 @@ def test_steps_outside_the_covered_exchanges_return_their_own_results():
 
         def round(self, server, cohort):
             message, batches = {"w": server["w"]}, self.hyper.batches
-            pool = yield Exchange(self.train, message, POOL, batches=batches, on="pool")
+            pool = yield Exchange(self.train, message, POOL, batches=batches, site="pool")
             found = yield Exchange(self.train, message, cohort.clients, batches=batches)
             probes.append((pool.up["w"], found.up["w"]))
             return {"w": found.up["w"]}

@@ -321,7 +321,7 @@ def test_soft_labels_are_averaged_over_whoever_answered_and_sharpened():
     *_, server = generator.send(results)
     wanted = torch.cat([said[0][1:], said[1]]).mean(0)
     assert torch.allclose(server.broadcast["labels"], sharpened(wanted, 0.1), atol=1e-6)
-    assert server.on == "pool"
+    assert server.site == "pool"
 
 
 def test_clients_keep_models_of_their_capacity():

@@ -212,7 +212,7 @@ def test_a_file_with_a_section_fedex_is_checked_in_the_same_way(tmp_path, factor
 
 def test_it_is_the_run_that_its_file_describes(finished):
     (trial,) = finished.trials
-    alone = run(finished.plan.trial({"resources.executor": "inline"}))
+    alone = run(finished.spec.trial({"resources.executor": "inline"}))
     assert without_clock(trial.records) == without_clock(alone.records)
     assert len({record["theta_0_0"] for record in trial.records}) == 6
 
@@ -274,7 +274,7 @@ def test_asha_over_runs_of_fedex_stops_some_and_shows_the_distribution_of_the_wi
     lengths = [len(trial.records) for trial in finished.trials]
     assert min(lengths) < max(lengths) == KEPT["rounds"]
     for trial in finished.trials:
-        alone = run(finished.plan.trial(trial.overrides | {"resources.executor": "inline"}))
+        alone = run(finished.spec.trial(trial.overrides | {"resources.executor": "inline"}))
         assert without_clock(trial.records) == without_clock(alone.records[: len(trial.records)])
     (lr,) = finished.thetas
     assert lr.labels == ["lr=0.01", "lr=0.3"]

@@ -97,11 +97,11 @@ class TestDeployed:
         deployed = load(finished.folder).deployed
         assert (deployed.round, deployed.policy, deployed.experts) == (ROUNDS, "mixture", [0, 1, 2, 3])
         assert sum(deployed.weights.values()) == pytest.approx(1)
-        data, _ = check(finished.plan.experiment, None)
+        data, _ = check(finished.spec.experiment, None)
         samples, expected = data.x_train[:200], np.zeros((200, data.classes))
         for expert, weight in deployed.weights.items():
             overrides = finished.trials[expert].overrides | {"resources.executor": "inline"}
-            alone = run(finished.plan.trial(overrides).model_copy(update={"output": tmp_path})).parameters
+            alone = run(finished.spec.trial(overrides).model_copy(update={"output": tmp_path})).parameters
             for name, leaf in alone.items():
                 assert np.array_equal(deployed.models[expert][name].numpy(), leaf)
             x = ((samples - data.mean) / data.std).reshape(200, -1)
@@ -199,7 +199,7 @@ class TestKeys:
             assert chosen.search.rounds_per_report(chosen.experiment) == every
 
     def test_a_search_without_a_deployed_model_is_one_sentence(self, finished):
-        empty = FinishedSearch(finished.folder, finished.plan, finished.trials, finished.hedge)
+        empty = FinishedSearch(finished.folder, finished.spec, finished.trials, finished.hedge)
         (home := finished.folder.path / "deployed").rename(aside := home.with_name("aside"))
         with pytest.raises(UserError, match="has deployed no model yet: a search of kind hedge deploys one"):
             _ = empty.deployed

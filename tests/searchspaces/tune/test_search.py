@@ -178,7 +178,7 @@ class TestSweeps:
         assert (finished.folder.figures / "parallel_coordinates.svg").exists()
         # A trial is what `hedgerow run` makes of the same values.
         trial = finished.trials[3]
-        alone = run(finished.plan.trial(trial.overrides | {"resources.executor": "inline"}))
+        alone = run(finished.spec.trial(trial.overrides | {"resources.executor": "inline"}))
         assert without_clock(trial.records) == without_clock(alone.records)
         record = json.loads((finished.folder.path / "experts" / "003" / "run.json").read_text())
         assert record["summary"]["test_accuracy"] == alone.summary["test_accuracy"]

@@ -163,7 +163,7 @@ def test_a_kind_that_proposes_has_a_searcher_and_no_space(tmp_path):
 def test_a_kind_of_the_users_own_runs_a_search(ray_here, own):
     finished = search(own_plan(own, concurrency=1))
     assert [(trial.status, len(trial.records)) for trial in finished.trials] == [("finished", 4), ("stopped", 2)]
-    assert finished.plan.search.kind == "my_search.FirstSearch"
+    assert finished.spec.search.kind == "my_search.FirstSearch"
     written = yaml.safe_load(finished.folder.experiment.read_text())["search"]
     assert (written["kind"], written["patience"]) == ("my_search.FirstSearch", 2)
     # What it left can be read where the file is not.
