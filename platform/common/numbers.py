@@ -1,11 +1,10 @@
 """Numbers as text that people read, in tables, figures and sentences."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
 
 SIZES = ("B", "kB", "MB", "GB", "TB")
 
@@ -37,7 +36,7 @@ class MeanStd:
     @classmethod
     def of(cls, values: Sequence[float]) -> "MeanStd":
         """values: at least one."""
-        return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
     @classmethod
     def known(cls, values: Sequence[float | None]) -> "MeanStd | None":

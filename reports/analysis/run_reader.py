@@ -65,7 +65,9 @@ class Run:
     @property
     def modes(self) -> dict[str, str]:
         """Whether each metric that the file names is to be minimised ("min") or maximised ("max"), by name."""
-        return {choice["name"].rpartition(".")[2]: choice["mode"] for choice in self.values["task"]["metrics"] or []}
+        return {
+            choice["name"].rpartition(".")[2]: choice["mode"] for choice in self.values["task"].get("metrics") or []
+        }
 
     @property
     def is_finished(self) -> bool:

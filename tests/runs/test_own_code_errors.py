@@ -54,10 +54,10 @@ class Late(FedAvg):
 
 class LateStep(FedAvg):
     def train(self, hp, down, state, data):
-        up, state, metrics = super().train(hp, down, state, data)
+        result = super().train(hp, down, state, data)
         if max(float(leaf.abs().max()) for leaf in down["w"].values()) > 0.126:
             raise RuntimeError("too large")
-        return up, state, metrics
+        return result
 
 def many(outputs, targets, mask):
     if 2 < len(targets) < 20:

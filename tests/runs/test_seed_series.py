@@ -50,13 +50,13 @@ def test_each_seed_is_a_run_and_all_are_summarised_together(tmp_path):
     assert series.summary.loc["test_loss", "low"] == pytest.approx(Estimate.of(losses).low)
     assert series.frame.loc[(2, 1), "test_loss"] == alone.records[0]["test_loss"]
     accuracy, *_ = series.figure().axes
-    (band,) = accuracy.collections
+    (band,) = accuracy.patches
     middle = np.mean([[record["test_accuracy"] for record in run.records] for run in series.runs], axis=0)
-    np.testing.assert_allclose(accuracy.lines[0].get_ydata(), 100 * middle)
-    spread = 100 * np.std([[record["test_accuracy"] for record in run.records] for run in series.runs], axis=0, ddof=1)
-    edges = band.get_paths()[0].vertices[:, 1]
+    np.testing.assert_allclose(accuracy.lines[0].get_ydata(), middle)
+    spread = np.std([[record["test_accuracy"] for record in run.records] for run in series.runs], axis=0, ddof=1)
+    edges = band.get_xy()[:, 1]
     assert (edges.min(), edges.max()) == pytest.approx(
-        ((100 * middle - spread).min(), (100 * middle + spread).max()), abs=1e-9
+        ((middle - spread).min(), (middle + spread).max()), abs=1e-9
     )
 
 

@@ -193,7 +193,6 @@ def test_accounting_without_its_package_is_a_sentence(tmp_path, monkeypatch):
         ({"aggregation": {"weighting": "samples"}}, "set aggregation.weighting to uniform"),
         ({"aggregation": {"rule": {"kind": "median"}}}, "set aggregation.rule to mean"),
         ({"task": {**TASK, "model": {"name": "mode_models.Normed"}}}, "statistics of batch norm would be sent"),
-        ({"algorithm": {"name": "fedsplit"}}, "is not one update of each client"),
         ({"algorithm": {"name": "fednova"}}, "is not one update of each client"),
     ],
 )

@@ -90,11 +90,12 @@ class Run:
     def __init__(self, kind: type[Algorithm], problem: Problem, seed: int = 0, **hyper: Any):
         defaults = {"ridge": 0.0, "batch_size": None}
         values = {name: value for name, value in defaults.items() if name in kind.Hyper.model_fields} | hyper
-        self.algorithm = build(kind, values, problem.task).inner
+        self.composed = build(kind, values, problem.task)
+        self.algorithm = self.composed.inner
         self.problem, self.m = problem, len(problem.rows)
         self.rng = np.random.default_rng(seed)
-        self.server = self.algorithm.init_server()
-        self.states = tree_map(lambda leaf: leaf.expand(self.m, *leaf.shape), self.algorithm.init_client())
+        self.server = self.composed.init_server()
+        self.states = tree_map(lambda leaf: leaf.expand(self.m, *leaf.shape), self.composed.init_client())
         self.lasting = set(self.states)
         self.here = np.arange(self.m)
         """Ids of the clients in `states`: clients that are no longer addressed are dropped."""
@@ -107,7 +108,7 @@ class Run:
         for _ in range(number):
             self.round += 1
             everybody = np.arange(self.m)
-            generator = self.algorithm.round(self.server, Cohort(self.round, everybody, np.ones(self.m), self.m))
+            generator = self.composed.round(self.server, Cohort(self.round, everybody, np.ones(self.m), self.m))
             reply: Any = None
             while reply is not self:
                 try:
@@ -133,7 +134,7 @@ class Run:
         rows = self.problem.rows.flatten(0, 1)[None] if pooled else self.problem.rows[exchange.clients]
         at = np.searchsorted(self.here, exchange.clients)
         states = {} if pooled else tree_map(lambda leaf: leaf[at], self.states)
-        hp = self.algorithm.hyper.at(self.round)
+        hp = self.composed.hyper.at(self.round)
         # On the platform, single precision suffices for these values.
         down = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, exchange.received)
         own = exchange.received_per_client
@@ -141,9 +142,8 @@ class Run:
 
         def one(_: Tensor, own: Tree, state: Tree, rows: Tensor, streams: Any) -> Any:
             labels = torch.zeros(len(rows), dtype=torch.long)
-            return exchange.step(
-                hp, {**down, **own}, state, ClientData(rows, labels, lambda x: x, streams, batched=True)
-            )
+            data = ClientData(rows, labels, lambda x: x, streams, batched=True)
+            return tuple(exchange.step(hp, {**down, **own}, state, data))[:3]
 
         up, state, metrics = torch.func.vmap(one)(*everyone)
         mask = np.ones(len(rows), bool)

@@ -109,7 +109,7 @@ class Shifted(torch.nn.Module):
 def test_outputs_are_computed_on_the_device_of_the_workers_task():
     task = replace(students.task(None), teacher=Shifted())
     run = run_inline(algorithm_class("kd"), task, students.DATA, students.EVERYBODY, students.SGD)
-    learner = run.worker.algorithms[0]
+    learner = run.worker.algorithms[0].inner
     # As a worker on a GPU does.
     learner.task = task.to(torch.device("meta"))
     teacher = learner.teacher_task.init()

@@ -77,7 +77,7 @@ def test_scalars_per_client(name):
     runs = noisy(section, rounds=2)
     sizes = runs.servers[0].sizes
     assert len(set(sizes)) > 1
-    n, d = sizes.mean(), sum(leaf.numel() for leaf in runs.servers[0].algorithm.start()["y"].values())
+    n, d = sizes.mean(), sum(leaf.numel() for leaf in runs.servers[0].algorithm.inner.start()["y"].values())
     assert d == 6 * 4 + 4 + 4 * 3 + 3
     record = list(runs)[-1]
     up, down = record["scalars_up"] / m - d - n, record["scalars_down"] / m - d - n

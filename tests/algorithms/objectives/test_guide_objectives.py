@@ -87,7 +87,7 @@ def test_simkd_with_one_client_is_simkd():
         run(kind, side, clients=ALONE, **step) for kind, side in ((algorithm_class("simkd"), None), (FedAvg, SIMKD))
     )
     learner = central.servers[0]
-    first = learner.algorithm.started(learner.state, learner._cohort(1, np.zeros(1, int)))["w"]
+    first = learner.algorithm.inner.started(learner.state, learner._cohort(1, np.zeros(1, int)))["w"]
     assert set(first) == set(federated.server["w"])
     federated.servers[0].state["w"] = tree_map(torch.clone, first)
     list(central), list(federated)
@@ -107,7 +107,10 @@ def test_simkd_and_disk_together_with_one_client_are_simkd_disk():
     central = run(algorithm_class("simkd_disk"), on=on, clients=ALONE, alpha=0.0, tau=2.0, **guide, **step)
     learner = central.servers[0]
     cohort = learner._cohort(1, np.zeros(1, int))
-    first, beside = learner.algorithm.started(learner.state, cohort)["w"], learner.algorithm.inner.extra_modules(cohort)
+    first, beside = (
+        learner.algorithm.inner.started(learner.state, cohort)["w"],
+        learner.algorithm.inner.extra_modules(cohort),
+    )
     federated = run(FedAvg, {**TOGETHER, "guide": guide}, on=on, clients=ALONE, **step)
     assert set(first) == set(federated.server["w"])
     federated.servers[0].state["w"] = tree_map(torch.clone, first)

@@ -76,17 +76,17 @@ def test_sketches_of_their_own():
     assert records[1][-1]["test_loss"] == pytest.approx(records[0][-1]["test_loss"], abs=1e-4)
     # What is scored is what client m decodes with S^m; here by hand.
     algorithm, omega = vmap.servers[0].algorithm, vmap.server["x"]["omega"]
-    seeds = algorithm.own(np.arange(5))["seed"]
+    seeds = algorithm.inner.own(np.arange(5))["seed"]
     assert len(set(seeds.tolist())) == 5
-    assert torch.equal(algorithm.own(np.array([3]))["seed"], seeds[3:4])
+    assert torch.equal(algorithm.inner.own(np.array([3]))["seed"], seeds[3:4])
     thetas = []
     for seed in seeds:
-        sketch = HashedRows(20, algorithm.sketch.d, seed)
+        sketch = HashedRows(20, algorithm.inner.sketch.d, seed)
         matrix = sketch._make(0)
         theta = torch.zeros(sketch.d)
         for _ in range(10):
-            theta = theta + matrix.T @ (omega - matrix @ theta) / algorithm.sketch.squared_norm
-        model, _ = algorithm.decode(algorithm.hyper.algorithm, {"omega": omega, "seed": seed}, None)
+            theta = theta + matrix.T @ (omega - matrix @ theta) / algorithm.inner.sketch.squared_norm
+        model, _ = algorithm.inner.decode(algorithm.hyper.algorithm, {"omega": omega, "seed": seed}, None)
         assert torch.allclose(flat(model), flat(algorithm.task.init()) + theta, atol=1e-5)
         thetas.append(theta)
     assert (thetas[0] - thetas[1]).abs().max() > 1e-3

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import blobs, check_resuming, distance, identical, partition, run_inline, slots_of, small_task
 
-from hedgerow.algorithms.core.parts import ContractError, Wire
+from hedgerow.algorithms.core.parts import ContractError, Part, Wire
 from hedgerow.algorithms.core.pytree import count, flatten
 from hedgerow.algorithms.transforms.adaptive_clip import AdaptiveClip
 from hedgerow.algorithms.transforms.clip import Clip, joint_norm
@@ -129,6 +129,8 @@ def test_weights_that_clients_report_are_refused_with_noise():
     kind = algorithm_class("fedavg")
 
     class Reporting(kind):
+        parts = {"train": {"w": Part("w", "value")}}  # noqa: RUF012
+
         def round(self, server, cohort):
             exchanges = super().round(server, cohort)
             aggregate = yield replace(next(exchanges), weighted_by="loss")

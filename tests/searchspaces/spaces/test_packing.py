@@ -114,7 +114,7 @@ def test_a_pack_goes_on_from_checkpoints_of_different_rounds(tmp_path):
     first.save()
     next(first)
     # Killed between the two saves: the second expert's checkpoint is a round older.
-    first.folders = [folders[0], tmp_path / "lost"]
+    first.folders = [folders[0] / "checkpoints", tmp_path / "lost" / "checkpoints"]
     first.save()
     again = pack(Stateful, hypers, folders, **settings)
     assert [learner.round for learner in again.servers] == [2, 1]
