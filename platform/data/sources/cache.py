@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ from hedgerow.platform.data.mapped_arrays import BLOCK, save
 from hedgerow.platform.data.sources.source import Source
 
 _FORMAT = 4
+
+_parsing = threading.Lock()
+"""NumPy parses the header of a file; in Python 3.11, parsers in two threads disturb each other (cpython#106905)."""
 
 _DAMAGED = (OSError, ValueError)
 """Exceptions that a missing or damaged entry raises."""
@@ -118,7 +122,8 @@ def _read(entry: Path) -> Dataset:
         file = entry / f"{field}.npy"
         if _checksum(file) != check:
             raise ValueError(f"{file} is damaged")
-        fields[field] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+        with _parsing:
+            fields[field] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
     return Dataset(**fields | {"class_names": tuple(fields["class_names"])})
 
 
