@@ -64,7 +64,7 @@ def shown(line, accuracies: dict[str, list[float]]) -> SweepResult:
         Trial(f"{i:03d}", {}, [r | {"client_accuracy": r["test_accuracy"]} for r in records(values, 1)], "finished")
         for i, values in enumerate(accuracies.values())
     ]
-    finished = SimpleNamespace(plan=sweep_of(TABLES["T3.1"], line).search, trials=trials)
+    finished = SimpleNamespace(spec=sweep_of(TABLES["T3.1"], line).search, trials=trials)
     note = {"headings": list(accuracies), "changed": []}
     return SweepResult(line, SimpleNamespace(name="x"), finished, note)  # type: ignore[arg-type]
 

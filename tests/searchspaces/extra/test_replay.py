@@ -253,11 +253,11 @@ def test_the_command_shows_the_choice_its_score_and_its_cost(recorded, recording
 def test_a_recording_needs_every_round_and_its_costs(recorded):
     shorter = [replace(trial, records=trial.records[:4], status="failed") for trial in recorded.trials[:1]]
     with pytest.raises(ValueError, match=r"trial 000 ended in round 4 \(failed\)"):
-        Recording.of("small", recorded.plan, [*shorter, *recorded.trials[1:]])
+        Recording.of("small", recorded.spec, [*shorter, *recorded.trials[1:]])
     first = recorded.trials[0]
     uncounted = [{k: v for k, v in record.items() if k != "sample_gradients"} for record in first.records]
     with pytest.raises(ValueError, match="trial 000 continues a run whose rounds have no counted samples"):
-        Recording.of("small", recorded.plan, [replace(first, records=uncounted), *recorded.trials[1:]])
+        Recording.of("small", recorded.spec, [replace(first, records=uncounted), *recorded.trials[1:]])
 
 
 def test_a_damaged_recording_is_refused_in_one_sentence(tmp_path, recorded):

@@ -75,7 +75,7 @@ def test_accuracies_stand_beside_the_rounds_to_the_targets():
     assert all(trial.rounds >= 1200 and trial.evaluation.every == 1 for trial in trials)
     runs = {"FedDyn CE": records([0.5] * 418 + [0.68] * 781 + [0.7, 0.9]), "FedAvg robustness": records([0.6] * 1199)}
     finished = SimpleNamespace(
-        plan=made.search, trials=[Trial(f"{i:03d}", {}, told) for i, told in enumerate(runs.values())]
+        spec=made.search, trials=[Trial(f"{i:03d}", {}, told) for i, told in enumerate(runs.values())]
     )
     note = {"headings": list(runs), "changed": []}
     shown = SweepResult(line, SimpleNamespace(name="x"), finished, note)  # type: ignore[arg-type]

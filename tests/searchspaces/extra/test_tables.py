@@ -167,7 +167,7 @@ def curve(values: list[float], units: int = 1, metric: str = "test_accuracy", **
 def result(name: str, trials: list[tuple[str, list[dict], str]]) -> SweepResult:
     _, (line,) = find_rows(f"feddyn/{name}")
     finished = SimpleNamespace(
-        plan=plan(name).search,
+        spec=plan(name).search,
         trials=[Trial(f"{i:03d}", {"algorithm": {"lr": i}}, r, status) for i, (_, r, status) in enumerate(trials)],
     )
     note = {"headings": [heading for heading, *_ in trials], "changed": []}

@@ -130,7 +130,7 @@ class TestHedge:
         client, runs = runs_of(tracked)
         for found in runs:
             client.set_terminated(found.info.run_id, "RUNNING")
-        SearchStore(tracked.folder, tracked.plan).end("FINISHED")
+        SearchStore(tracked.folder, tracked.spec).end("FINISHED")
         assert {found.info.status for found in runs_of(tracked)[1]} == {"FINISHED"}
         assert len(runs_of(tracked)[1]) == len(runs)
 
