@@ -55,9 +55,7 @@ def test_each_seed_is_a_run_and_all_are_summarised_together(tmp_path):
     np.testing.assert_allclose(accuracy.lines[0].get_ydata(), middle)
     spread = np.std([[record["test_accuracy"] for record in run.records] for run in series.runs], axis=0, ddof=1)
     edges = band.get_xy()[:, 1]
-    assert (edges.min(), edges.max()) == pytest.approx(
-        ((middle - spread).min(), (middle + spread).max()), abs=1e-9
-    )
+    assert (edges.min(), edges.max()) == pytest.approx(((middle - spread).min(), (middle + spread).max()), abs=1e-9)
 
 
 @pytest.mark.exhaustive("kills")
