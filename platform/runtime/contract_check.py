@@ -21,6 +21,7 @@ from hedgerow.algorithms.core.inference import shorter
 from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, difference, leaves, stack, tree_map
+from hedgerow.algorithms.personalized.adaptation import Adapting
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
@@ -164,7 +165,9 @@ class _DryRun:
             raise self.violation(
                 f"the server state that `round` returns {mismatch} `init_server`; return the complete state"
             )
-        if self.experiment.evaluation.follows and (self.inner.is_personal or not self.has_models):
+        # Unless it adapts the common model, a personal model is part of the state and no average is scored.
+        keeps_models = self.inner.is_personal and not isinstance(self.inner, Adapting)
+        if self.experiment.evaluation.follows and (keeps_models or not self.has_models):
             name = self.experiment.algorithm.name
             raise UserError(f"evaluation.model: {name} has no client models to average; set it to server")
         if schedule := self.experiment.schedule:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from families import DEALT, EVERYTHING, section, settings_of, stream
 from noisy import ESTIMATORS
-from ray_runs import at_once, numbers, same, small
+from ray_runs import numbers, one_by_one, same, small
 
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", ["feddyn", "scaffold", "fedsplit"])
 def test_states_and_control_variates(tmp_path, name):
     settings = {"algorithm": {"name": name, "epochs": 2, "batch_size": 8}, "evaluation": {"model": "clients"}}
-    one, inline, two = at_once(
+    one, inline, two = one_by_one(
         small(tmp_path / "one", **settings),
         small(tmp_path / "inline", **settings, resources__executor="inline"),
         small(tmp_path / "two", **settings, resources__actors=2),
@@ -42,7 +42,7 @@ def test_two_levels(tmp_path):
         },
         "task__problem": {"kind": "cleaning"},
     }
-    one, inline, two = at_once(
+    one, inline, two = one_by_one(
         small(tmp_path / "one", **settings),
         small(tmp_path / "inline", **settings, resources__executor="inline"),
         small(tmp_path / "two", **settings, resources__actors=2),
@@ -66,7 +66,7 @@ def test_compressed_hypergradients(tmp_path):
         },
         "task__problem": {"kind": "cleaning", "weights": "clipped"},
     }
-    one, inline, two = at_once(
+    one, inline, two = one_by_one(
         small(tmp_path / "one", **settings),
         small(tmp_path / "inline", **settings, resources__executor="inline"),
         small(tmp_path / "two", **settings, resources__actors=2),
@@ -79,7 +79,7 @@ def test_compressed_hypergradients(tmp_path):
 
 def test_streams(tmp_path):
     runs = [{"output": str(tmp_path / str(n)), "resources": {"executor": "ray", "actors": n}} for n in (1, 2)]
-    both = at_once(*(parse_experiment(stream(settings_of("moml"), **one)) for one in runs))
+    both = one_by_one(*(parse_experiment(stream(settings_of("moml"), **one)) for one in runs))
     for mine, theirs in zip(*map(numbers, both), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import psutil
 import pytest
-from ray_runs import at_once, hosts_coordinator, numbers, same, small
+from ray_runs import hosts_coordinator, numbers, one_by_one, same, small
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources
@@ -51,7 +51,7 @@ class TestOnRay:
         # The process dies in round 3.
         death.touch()
         fatal = {"algorithm__kill_file": str(death), "algorithm__log_file": str(log)}
-        calm, disturbed = at_once(
+        calm, disturbed = one_by_one(
             small(tmp_path / "calm", **settings), small(tmp_path / "disturbed", **fatal, **settings)
         )
         assert not death.exists()
@@ -68,7 +68,7 @@ class TestOnRay:
         death.touch()
         settings = {"participation": 1.0, "engine__mode": "loop", "engine__chunk": "auto", "resources__actors": 2}
         named = {"name": "toys.Counted", "epochs": 2, "batch_size": 8}
-        calm, disturbed = at_once(
+        calm, disturbed = one_by_one(
             small(tmp_path / "calm", algorithm=named | {"log_file": str(tmp_path / "other")}, **settings),
             small(tmp_path / "run", algorithm=named | {"log_file": str(log), "kill_file": str(death)}, **settings),
         )

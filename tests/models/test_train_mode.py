@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from helpers import NoStates
 from mode_models import Normed
-from ray_runs import at_once, same
+from ray_runs import one_by_one, same
 from torch.nn import functional as F  # noqa: N812
 
 import hedgerow
@@ -314,7 +314,7 @@ def test_one_actor_and_two_agree(tmp_path):
         )
         for actors in (1, 2)
     ]
-    one, two = at_once(*many)
+    one, two = one_by_one(*many)
     # Sums over clients are added in another order.
     assert one.parameters.keys() == two.parameters.keys() > {"1.running_mean"}
     for name, value in one.parameters.items():

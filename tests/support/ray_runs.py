@@ -1,6 +1,5 @@
 """Experiments for tests on Ray, and comparisons of their runs."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +51,9 @@ def same(a: FinishedRun, b: FinishedRun) -> bool:
     return equal and numbers(a) == numbers(b)
 
 
-def at_once(*experiments: Experiment) -> list[FinishedRun]:
-    """Run experiments at the same time: most of the time is spent waiting for processes to start."""
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(run, experiments))
+def one_by_one(*experiments: Experiment) -> list[FinishedRun]:
+    """Run experiments one after the other, as a command with several files does."""
+    return [run(experiment) for experiment in experiments]
 
 
 def hosts_coordinator(process: psutil.Process) -> bool:

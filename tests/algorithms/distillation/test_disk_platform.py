@@ -2,7 +2,7 @@
 
 import psutil
 import pytest
-from ray_runs import at_once, hosts_coordinator, same, small
+from ray_runs import hosts_coordinator, one_by_one, same, small
 from searches import one_after_the_other, plan
 
 from hedgerow.platform.runs.runner import run
@@ -45,7 +45,7 @@ def test_on_ray_and_inline_and_killed_it_is_the_same(ray_here, tmp_path):
             victims.extend(p for p in psutil.Process().children(recursive=True) if hosts_coordinator(p))
             victims[0].kill()
 
-    inline, calm = at_once(
+    inline, calm = one_by_one(
         small(tmp_path / "inline", **settings, resources__executor="inline"), small(tmp_path / "calm", **settings)
     )
     disturbed = run(small(tmp_path / "killed", **settings), show=kill_once)
