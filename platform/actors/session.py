@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -172,12 +173,14 @@ def _no_answer(address: str | None, why: str) -> UserError:
 
 def _init(address: str, **settings: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    before = _get_handler(signal.SIGTERM)
+    before, handler = _get_handler(signal.SIGTERM), signal.getsignal(signal.SIGTERM)
     try:
         with without_node_dumps():
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False, job_config=job_settings(), **settings)
     finally:
-        # Ray's own handler prints a native stack, and aborts the process three seconds later.
+        # Ray's handlers end the process: that in Python at once, and the native one with a stack, after three seconds.
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
         _set_handler(signal.SIGTERM, before)
 
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -13,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from families import INLINE, POISON
-from processes import hedgerow
+from processes import SUPPORT, TOYS, hedgerow
 from ray_runs import numbers, same, small
 from searches import one_after_the_other, plan
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
-from hedgerow.platform.runtime import server
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
@@ -158,13 +160,24 @@ def test_a_client_that_kills_its_actor_each_time_is_left_out_and_the_others_go_o
         assert np.abs(value - learner.state["w"][name].numpy()).max() < 1e-6
 
 
+WITHOUT_QUARANTINE = """
+from hedgerow.cli import main
+from hedgerow.platform.runtime import server
+server.MOST_QUARANTINED = 0.0
+main()
+"""
+
+
 @pytest.mark.exhaustive("kills")
-@pytest.mark.usefixtures("ray_here")
-def test_with_more_poison_than_is_left_out_the_run_ends_and_names_it(tmp_path, monkeypatch):
+def test_with_more_poison_than_is_left_out_the_run_ends_and_names_it(tmp_path):
     message = r"round 3: these clients crash .* every time: 5; fix the cause: at most 0% of the clients are left out"
-    monkeypatch.setattr(server, "MOST_QUARANTINED", 0.0)
-    with pytest.raises(RuntimeError, match=message):
-        run(small(tmp_path, resources__executor="processes", resources__actors=2, **POISON))
+    file = tmp_path / "small.yaml"
+    file.write_text(dump_experiment(small(tmp_path, resources__executor="processes", resources__actors=2, **POISON)))
+    # A process of its own: this one has threads, and forks no workers.
+    command = [sys.executable, "-c", WITHOUT_QUARANTINE, "run", file, *TOYS]
+    ended = subprocess.run(command, cwd=SUPPORT, capture_output=True, text=True, check=False, timeout=200)
+    assert ended.returncode
+    assert re.search(message, ended.stderr)
     (folder,) = tmp_path.glob("small-*")
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
