@@ -65,7 +65,7 @@ def test_grouping_changes_nothing_that_float32_shows(groups):
 
 @pytest.mark.parametrize("kind", ["mean", "sum"])
 @pytest.mark.parametrize("clients", [[5], [2, 5], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]], ids=len)
-def test_clients_that_are_added_one_by_one_have_their_weights(kind, clients):
+def test_clients_that_are_added_at_once_have_their_weights(kind, clients):
     """Updates of single clients wait until there are four of them: fewer, five, and seven, the last in order."""
     up, partial = answers(), PartialAggregate(kind)
     for client in clients:
@@ -109,8 +109,8 @@ def test_sums_are_added_as_in_a_tree_of_processes():
 
 def test_leaves_that_travel_together_are_those_that_travel_alone():
     tree = {"a": torch.arange(6.0).view(2, 3), "b": {"c": torch.tensor(7.0), "none": torch.zeros(0, 4)}}
-    one, other = flatten(to_host(tree, one_by_one=True)), flatten(to_host(tree))
+    one, other = flatten(to_host(tree, at_once=True)), flatten(to_host(tree))
     assert one.keys() == other.keys() == {"a", "b/c", "b/none"}
     assert all(np.array_equal(one[key], other[key]) and one[key].shape == other[key].shape for key in one)
     mixed = {"a": torch.ones(2), "n": torch.ones(2, dtype=torch.int64)}
-    assert to_host(mixed, one_by_one=True)["n"].dtype == np.int64
+    assert to_host(mixed, at_once=True)["n"].dtype == np.int64
