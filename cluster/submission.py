@@ -58,7 +58,7 @@ def stage_package(stage: Path) -> list[Path]:
     """Copy the package and its version metadata into `stage`; returns the two folders, which a job can import."""
     root, code = Path(hedgerow.__file__).parent, stage / "hedgerow"
     code.mkdir()
-    for file in root.glob("*.py"):
+    for file in [*root.glob("*.py"), *root.glob("*.pyi")]:
         shutil.copy2(file, code)
     for package in PACKAGES:
         shutil.copytree(root / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -18,6 +18,7 @@ from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit
 from hedgerow.platform.actors.object_states import BlockRows
 from hedgerow.platform.actors.session import node_resources
 from hedgerow.platform.actors.shared_data import opened
+from hedgerow.platform.actors.shared_folder import name_of
 from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.ray_private import actor_record
@@ -227,7 +228,7 @@ class RayTransport:
         others = {one["NodeID"]: one for one in ray.nodes() if one["Alive"] and one["NodeID"] not in self.left_out}
         if not node or not actors_that_fit(self.spec.resources, [one["Resources"] for one in others.values()]):
             return Answer(worker, error=RuntimeError(f"a process could not start: {reason}"))
-        name = next((one["NodeManagerHostname"] for one in ray.nodes() if one["NodeID"] == node), node)
+        name = next((name_of(one) for one in ray.nodes() if one["NodeID"] == node), node)
         return Answer(worker, lost=f"it cannot start on node {name}, which is left out of this run: {reason}")
 
     def sum_up(self, totals: list[Any], scale: float) -> Tree:

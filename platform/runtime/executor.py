@@ -66,6 +66,8 @@ class Executor:
         self._busy: dict[int, tuple[int | None, float]] = {}
         self._idle: set[int] = set()
         self._failed_starts: Counter[int] = Counter()
+        self._reasons: set[str | None] = set()
+        """Why workers could not be started; each is said once."""
         self._expired: set[int] = set()
         self._searching = False
         """Whether a client is searched that ends its worker, so that losses are expected."""
@@ -251,6 +253,9 @@ class Executor:
             self._failed_starts[worker] += 1
             if self._failed_starts[worker] == PATIENCE:
                 raise RuntimeError(f"{name} could not be started {PATIENCE} times in a row: {answer.lost}")
+            if answer.lost not in self._reasons:
+                self._reasons.add(answer.lost)
+                self.on_notice(f"{name} starts again: {answer.lost}")
         elif worker in self._expired:
             self._expired.remove(worker)
             self.on_notice(f"{name} did not answer for {self.timeout:g} s (resources.timeout) and was replaced")

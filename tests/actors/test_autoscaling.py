@@ -98,7 +98,8 @@ def hedgerow(tmp_path: Path, address: str, **settings) -> subprocess.CompletedPr
     shutil.copy(SUPPORT / "toys.py", tmp_path)
     (tmp_path / "file.yaml").write_text(dump_experiment(small(tmp_path / "runs", **settings)))
     command = [sys.executable, "-m", "hedgerow", "run", "file.yaml", "--address", address]
-    return subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    env = environment() | {"PYTHONPATH": str(tmp_path)}
+    return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
 
 def test_a_demand_that_no_nodes_meet_is_refused_after_the_wait(scaling, tmp_path):

@@ -61,8 +61,9 @@ def test_nodes_are_lost_and_join_and_the_run_has_the_same_bits(nodes, tmp_path):
         until(lambda: rounds() > before, "the run goes on")
 
     goes_on()
-    assert nodes.hosts("one", "ray::ClientActor")
-    assert nodes.hosts("two", "ray::ClientActor")
+    for name in ("one", "two"):
+        until(lambda name=name: nodes.hosts(name, "ray::ClientActor"), f"an actor is on {name}")
+    goes_on()
     nodes.lose("two")
     goes_on()
     nodes.add("three")

@@ -199,7 +199,7 @@ def test_what_is_sent_is_this_version_and_can_be_imported(tmp_path):
     for package in ("algorithms", "platform", "searchspaces", "cluster"):
         assert {file.relative_to(ROOT) for file in (ROOT / package).rglob("*.py")} <= packed
     assert told.name.startswith("hedgerow-")
-    program = "import hedgerow, hedgerow.cli; print(hedgerow.__file__, hedgerow.__version__)"
+    program = "import hedgerow, hedgerow.cli; hedgerow.Algorithm; print(hedgerow.__file__, hedgerow.__version__)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True, text=True, check=True,

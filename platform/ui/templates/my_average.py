@@ -27,12 +27,13 @@ class MyAverage(Algorithm):
         return {}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        """Server side: every `yield` broadcasts, runs the clients, and returns the mean of their answers."""
+        """Server side: every `yield` broadcasts, runs the clients, and returns the mean of their answers by samples."""
         result = yield Exchange(
             self.train,
             broadcast={"w": server["w"]},
             clients=cohort.clients,
             batches=self.hyper.batches,
+            weights=self.weights(cohort),
         )
         step = sub(result.up["w"], server["w"])
         return {"w": add(server["w"], step, self.hyper.server_lr)}
