@@ -17,6 +17,7 @@ from hedgerow.platform.actors.actor_room import (
     choose_actors,
     local_gpus,
     local_resources,
+    no_room,
     say_unused_gpus,
 )
 from hedgerow.platform.actors.cluster_nodes import LOOK_SECONDS, ClusterNodes
@@ -294,12 +295,15 @@ def coordinator_on_ray(
         if on_cluster():
             wait_for_room(resources, 1)
         nodes = node_resources()
+        room = actors_that_fit(resources, nodes)
         say_unused_gpus(resources, sum(node.get("GPU", 0) for node in nodes))
         if parts is None:
             several = on_cluster() and resources.actors != "auto"
             parts = int(resources.actors) if several else choose_actors(resources, cohort, nodes)
+        if not room:
+            raise no_room(resources, 1, nodes)
         # On a cluster, those for which there is no room yet are what makes it grow.
-        actors = parts if on_cluster() else max(1, min(parts, actors_that_fit(resources, nodes)))
+        actors = parts if on_cluster() else min(parts, room)
         coordinator = RayCoordinator(experiment, dataset, partition, checkpoints, parts, actors, notify, claim)
         keep = False
         try:
