@@ -149,6 +149,7 @@ class RayTransport:
         """Make the actors release the run that has ended."""
         for actor in self.actors.values():
             actor.unload_run.remote()
+        del self.spec
 
     def start(self, worker: int) -> None:
         """See Transport."""

@@ -189,13 +189,18 @@ class Hungry(Stateful):
 
 
 class Broken(FedAvg):
-    """An algorithm with a mistake in it."""
+    """An algorithm with a mistake that shows in round 2."""
 
     class Hyper(FedAvg.Hyper):
         name: str = "toys.Broken"
 
-    def train(self, hp, down, state, data):
-        raise ValueError("this algorithm is broken")
+    def init_server(self):
+        return {**super().init_server(), "rounds": torch.zeros(())}
+
+    def round(self, server, cohort):
+        if server["rounds"] == 1:
+            raise ValueError("this algorithm is broken")
+        return {**(yield from super().round(server, cohort)), "rounds": server["rounds"] + 1}
 
 
 class Twice(FedAvg):
