@@ -177,6 +177,8 @@ class HedgeRecord(Record):
     best_loss: float
     regret: float
     bound: float | None
+    awake: int | None = Field(None, ge=1)
+    price: float | None = Field(None, ge=0)
 
     @model_validator(mode="after")
     def _one_of_each_expert(self) -> Self:

@@ -17,7 +17,8 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.records import JournalEntry, read_objects
 from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw
-from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge
+from hedgerow.searchspaces.hedge.elimination import Elimination
+from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge, entropy
 
 SOME = 10
 """Minimum number of rounds before the losses of a single round can count as too far apart."""
@@ -63,7 +64,8 @@ class HedgeRounds:
     ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report is appended, and
     from which an interrupted search continues. on_round: called with the record of every complete round. seed: of the
     draws of the policy `sample`. deployment: mixes the predictions of each round and deploys a state; None: there is no
-    mixture and nothing is deployed.
+    mixture and nothing is deployed. elimination: stops experts; the weights of a round are then those of the others,
+    and the decision is repeated from the journal. None: no expert is stopped.
 
     Under `deployed`, a record has the accuracy and the loss of the three policies of `deployment.Policy` in the round,
     with p^t over the experts that reported it; None: not reported, or not finite.
@@ -82,11 +84,12 @@ class HedgeRounds:
         on_round: Callable[[RoundRecord], None] | None = None,
         seed: int = 0,
         deployment: Deployment | None = None,
+        elimination: Elimination | None = None,
     ):
         check_range(mode, range, isinstance(hedge, AdaHedge))
         self.hedge, self.metric, self.mode, self.range, self.missing = hedge, metric, mode, range, missing
         self.averaged = list(dict.fromkeys([metric, *averaged]))
-        self.on_round, self.seed, self.deployment = on_round, seed, deployment
+        self.on_round, self.seed, self.deployment, self.elimination = on_round, seed, deployment, elimination
         self.latest = np.zeros(hedge.experts, dtype=np.int64)
         self.retired: dict[int, bool] = {}
         self._waiting: dict[int, dict[int, RoundRecord]] = {}
@@ -157,7 +160,10 @@ class HedgeRounds:
         records: list[RoundRecord] = []
         deployed: tuple[int, dict[int, float]] | None = None
         while self._waiting and self._is_complete(round := min(self._waiting)):
-            row = self._waiting.pop(round)
+            # An expert may have been ahead when it was stopped.
+            row = {one: metrics for one, metrics in self._waiting.pop(round).items() if not self.is_stopped(one)}
+            if not row:
+                continue
             present = np.isin(np.arange(len(self.latest)), list(row))
             records.append(self._one_round(round, row, present))
             if self.deployment is not None and self.deployment.is_due(round):
@@ -182,6 +188,10 @@ class HedgeRounds:
         """Number of rounds that the expert is ahead of the slowest active expert."""
         slowest = self._slowest()
         return 0 if slowest is None else int(self.latest[expert]) - slowest
+
+    def is_stopped(self, expert: int) -> bool:
+        """Whether elimination has stopped an expert."""
+        return self.elimination is not None and expert in self.elimination.stopped
 
     @property
     def warning(self) -> str | None:
@@ -213,6 +223,7 @@ class HedgeRounds:
             "seen": self._seen,
             "clipped": self._clipped,
             "spread": list(self._spread),
+            "elimination": self.elimination.state_dict() if self.elimination else None,
             "waiting": [[round, list(row.items())] for round, row in sorted(self._waiting.items())],
         }
 
@@ -223,6 +234,8 @@ class HedgeRounds:
         self.retired = dict(state["retired"])
         self._worst, self._seen, self._clipped = state["worst"], state["seen"], state["clipped"]
         self._spread = LossSpread(*state.get("spread", ()))
+        if self.elimination and state["elimination"]:
+            self.elimination.load_state_dict(state["elimination"])
         self._waiting = {round: dict(row) for round, row in state["waiting"]}
 
     # ---- rounds -------------------------------------------------------------------------------------------------
@@ -261,12 +274,19 @@ class HedgeRounds:
                 losses[expert] = self._loss(row[expert][self.metric], worst)
             else:
                 awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
-        weights = self.hedge.probs()
+        running = np.array([not self.is_stopped(expert) for expert in range(n)])
+        weights = self.hedge.probs_among(running)
         deployed = self._deployed(round, row, present)
         expected = {name: self._mean(name, row) for name in self.averaged}
-        entropy = self.hedge.entropy
         self._spread = self._spread.after(round, losses[awake])
         hedge_loss = self.hedge.update(losses, awake)
+        compared = {
+            "best": self.hedge.best,
+            "cumulative_loss": self.hedge.total,
+            "best_loss": float(self.hedge.losses.min()),
+            "regret": self.hedge.regret,
+        }
+        bound, stops = self.hedge.bound(), self._stop_experts(running, present)
         bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
         return {
             "round": round,
@@ -276,14 +296,24 @@ class HedgeRounds:
             "expected": {name: value for name, value in expected.items() if value is not None},
             "deployed": deployed,
             "leader": int(weights.argmax()),
-            "best": self.hedge.best,
-            "cumulative_loss": self.hedge.total,
-            "best_loss": float(self.hedge.losses.min()),
-            "regret": self.hedge.regret,
-            "bound": self.hedge.bound(),
-            "entropy": entropy,
+            **compared,
+            "bound": bound + stops.get("price", 0.0),
+            "entropy": entropy(weights),
             **bandit,
+            **stops,
         }
+
+    def _stop_experts(self, running: np.ndarray, present: np.ndarray) -> RoundRecord:
+        """Stop some of the experts that reported a round; returns the number of awake ones, and the price so far, for
+        its record.
+        """
+        if self.elimination is None:
+            return {}
+        stopped = self.elimination.after(self.hedge.rounds, self.hedge.losses, present, self._spread.widest)
+        # They sleep, no other one waits for them, and regret is against the others.
+        self.retired |= dict.fromkeys(stopped, False)
+        self.hedge.losses[stopped] = math.inf
+        return {"awake": int(running.sum()) - len(stopped), "price": self.elimination.price}
 
     def _chosen(self, policy: Policy, present: np.ndarray) -> dict[int, float]:
         """Experts that a policy deploys in the next round, with their weights. present: mask of the experts."""

@@ -20,6 +20,7 @@ from hedgerow.platform.common.ray_private import continue_trial, forget_decision
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.deployment import Deployment
+from hedgerow.searchspaces.hedge.elimination import Elimination
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge
 from hedgerow.searchspaces.spaces.packing import members
 
@@ -51,9 +52,9 @@ class HedgeScheduler(TrialScheduler):
     have reported the one before, whether they fit or not; each result must then have one round, unless the trials
     themselves wait for each other in every round, and report several rounds together. seed, deployment: see
     HedgeRounds. prune: trials whose weight falls below this are stopped; the regret against a stopped trial is
-    no longer bounded. time_attr: key that counts rounds. A result may also contain several rounds, as a list of
-    dictionaries under "records". A trial may train several experts (`packing.members`); each record then names its
-    "expert".
+    no longer bounded. elimination: stops trials with a bound on the regret against them. time_attr: key that counts
+    rounds. A result may also contain several rounds, as a list of dictionaries under "records". A trial may train
+    several experts (`packing.members`); each record then names its "expert".
     journal: file to which every report is appended, and from which an interrupted search continues; the default is
     hedge.jsonl in the folder of Tune's experiment, so that `Tuner.restore` continues with the same weights.
     (`HedgeRounds` with the same settings and this journal also has the weights.) An expert whose trial failed
@@ -81,6 +82,7 @@ class HedgeScheduler(TrialScheduler):
         warn: Callable[[str], None] = LOG.warning,
         seed: int = 0,
         deployment: Deployment | None = None,
+        elimination: Elimination | None = None,
     ):
         super().__init__()
         self._metric = metric
@@ -90,7 +92,11 @@ class HedgeScheduler(TrialScheduler):
             scale_free = mode == "min" and range is None and gamma is None
             hedge = AdaHedge(experts) if scale_free else Hedge(experts, 0.1 if gamma is None else gamma)
         self.rounds = HedgeRounds(
-            hedge, metric, mode, range, missing, averaged, on_round=on_round, seed=seed, deployment=deployment
+            *(hedge, metric, mode, range, missing, averaged),
+            on_round=on_round,
+            seed=seed,
+            deployment=deployment,
+            elimination=elimination,
         )
         self.error: UserError | None = None
         """Error that ended the search when trials reported invalid metrics; Tune passes on only its traceback."""
@@ -125,8 +131,11 @@ class HedgeScheduler(TrialScheduler):
         experts = experts_of(trial)
         if all(self.rounds.retired.get(expert) for expert in experts):
             return TrialScheduler.STOP
-        if self.prune:
+        if self.prune or self.rounds.elimination:
             self.rounds.settle()
+        if all(map(self.rounds.is_stopped, experts)):
+            self._end(trial, penalised=False)
+            return TrialScheduler.STOP
         below = self.prune and max(self.rounds.hedge.probs()[experts]) < self.prune
         if below and self._unfinished.difference(experts):
             self._end(trial, penalised=False)
@@ -170,6 +179,7 @@ class HedgeScheduler(TrialScheduler):
         self._release(tune_controller, wanted=any(trial.status == Trial.PENDING for trial in trials))
         # Only now, so that trials train meanwhile.
         self.rounds.settle()
+        self._end_stopped(tune_controller, trials)
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
             return None
@@ -189,6 +199,14 @@ class HedgeScheduler(TrialScheduler):
                 self._holding.pop(trial.trial_id, None)
                 self._pausing.discard(trial.trial_id)
                 self._end(trial, penalised=trial.status == Trial.ERROR)
+
+    def _end_stopped(self, tune_controller: Any, trials: list[Trial]) -> None:
+        """End the trials that elimination has stopped while they waited for others."""
+        for trial in trials if self.rounds.elimination else ():
+            waits = trial.status == Trial.PAUSED or (self.is_holding(trial) and not trial.is_saving)
+            if waits and all(map(self.rounds.is_stopped, self._experts[trial.trial_id])):
+                self._holding.pop(trial.trial_id, None)
+                tune_controller.stop_trial(trial)
 
     def _release(self, tune_controller: Any, wanted: bool) -> None:
         """Resume the held trials that are no longer too far ahead; if others need the room, pause the rest."""

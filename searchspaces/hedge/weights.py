@@ -113,8 +113,7 @@ class Hedge:
     @property
     def entropy(self) -> float:
         """Entropy of p^t, in nats."""
-        p = self.probs()
-        return float(-(p[p > 0] * np.log(p[p > 0])).sum())
+        return entropy(self.probs())
 
     def bound(self) -> float:
         """Smallest known bound on the regret so far, for losses in [0, 1] (Freund & Schapire 1997)."""
@@ -350,6 +349,11 @@ def make_hedge(
             return Exp3(experts, rounds, seed, exploration or 0.0)
         case "exp3_ix":
             return Exp3IX(experts, rounds, seed, exploration)
+
+
+def entropy(p: np.ndarray) -> float:
+    """Entropy of probabilities (experts,), in nats."""
+    return float(-(p[p > 0] * np.log(p[p > 0])).sum())
 
 
 def _soft_min(scores: np.ndarray, eta: float) -> float:

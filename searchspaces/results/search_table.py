@@ -128,7 +128,8 @@ class SearchTable:
         parts = [] if expected is None else [f"expected {metric} {self._text(expected)}"]
         if deployed := self._deployed():
             parts.append(deployed)
-        bound = "" if record["bound"] is None else f" (bound {number(record['bound'], digits=3)})"
+        known = record["bound"] is not None
+        bound = f" (bound {number(record['bound'] - (record.get('price') or 0.0), digits=3)})" if known else ""
         return "  ".join([*parts, f"regret {number(record['regret'], digits=3)}{bound}"])
 
     def _deployed(self) -> str:
@@ -234,6 +235,12 @@ def hedge_sentences(summary: RoundRecord) -> str:
         f"At the end {summary['leader']} leads with {percent(summary['leader_weight'])} of the weight; "
         + ("no expert ever had more than 90 %." if certain is None else f"90 % was first exceeded in round {certain}."),
     ]
+    if summary["stopped"]:
+        lines.append(
+            f"{summary['stopped']} of {summary['experts']} experts were stopped. Against one of them the bound is at "
+            f"most {number(summary['price'], digits=3)} higher, and no higher unless it would have gained more than "
+            "`search.comeback` per round."
+        )
     if summary["expected"] is not None:
         compared = "".join(
             f"; {whose}: {number(summary[key], unit_of(metric))}"

@@ -271,8 +271,9 @@ def hedge_summary(
 ) -> RoundRecord:
     """Summary of Hedge over its rounds (at least one), compared with the best expert in hindsight.
 
-    Losses are means over the rounds; regret and bound are sums. "certain" is the first round in which a weight exceeds
-    0.9, or None. "expected", "leader_metric" and "best_metric" are means over the rounds that have the metric: of the
+    Losses are means over the rounds; regret and bound are sums. "price" is added to the bound for the regret against
+    one of the "stopped" experts. "certain" is the first round in which a weight exceeds 0.9, or None. "expected",
+    "leader_metric" and "best_metric" are means over the rounds that have the metric: of the
     weighted metric, of the metric of each round's leader, and of the metric of the best expert in hindsight. The last
     two need the experts' own records (`trials`, where expert i is trial i) and are None without them.
     """
@@ -291,7 +292,9 @@ def hedge_summary(
         "best": labels[last["best"]],
         "best_loss": last["best_loss"] / len(hedge_records),
         "regret": last["regret"],
-        "bound": last["bound"],
+        "bound": None if last["bound"] is None else last["bound"] - (last.get("price") or 0.0),
+        "price": last.get("price"),
+        "stopped": len(labels) - (last.get("awake") or len(labels)),
         "leader": labels[last["leader"]],
         "leader_weight": last["weights"][last["leader"]],
         "certain": next((record["round"] for record in hedge_records if max(record["weights"]) > 0.9), None),

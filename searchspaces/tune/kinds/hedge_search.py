@@ -10,6 +10,7 @@ from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.hedge.deployment import Deployment
+from hedgerow.searchspaces.hedge.elimination import Elimination
 from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
 from hedgerow.searchspaces.spaces.search_section import (
@@ -73,7 +74,19 @@ class HedgeSearch(SearchKind):
     deploy_every: int = Field(
         1, ge=0, description="rounds between two replacements of SEARCH/deployed, in complete rounds; 0: never"
     )
-    prune: float = Field(0.0, ge=0, lt=1, description="stop experts whose weight falls below this; 0: never")
+    comeback: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="on a stream, stop experts that only a larger advantage per round, over all that are left, could "
+        "still make the best; 1: those that cannot become the best; null: none",
+    )
+    prune: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="stop experts whose weight falls below this, without a bound on the regret; 0: never",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -100,6 +113,7 @@ class HedgeSearch(SearchKind):
             # Otherwise, models of experts that are ahead could fill the disk.
             strict=self.deploy_every > 0,
             prune=self.prune,
+            elimination=self._elimination(setup.experiment),
             time_attr=ROUND,
             journal=setup.journal,
             on_round=setup.on_round,
@@ -114,7 +128,7 @@ class HedgeSearch(SearchKind):
 
     def reports_together(self, experiment: Experiment) -> bool:
         """Lock-step rounds, unless each may be the last one of an expert."""
-        return not self._ahead(experiment) and not self.prune
+        return not self._ahead(experiment) and self.alone_by is None
 
     def kept_rounds(self, experiment: Experiment) -> KeptRounds:
         """All rounds with the metric; models only where they are deployed."""
@@ -144,6 +158,8 @@ class HedgeSearch(SearchKind):
         check_range(self.mode, self.range, self.rate == "adahedge")
         if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
             raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
+        if self.comeback is not None:
+            self._check_comeback(experiment)
         if experiment.evaluation.ends_early:
             key = "stop" if experiment.evaluation.stop else "patience"
             raise UserError(
@@ -154,8 +170,23 @@ class HedgeSearch(SearchKind):
 
     @property
     def alone_by(self) -> str | None:
-        """`prune` rules out packs, because it stops single experts but a trial only stops as a whole."""
-        return "`prune`" if self.prune else None
+        """What stops single experts rules out packs, since a trial only stops as a whole."""
+        return "`comeback`" if self.comeback is not None else "`prune`" if self.prune else None
+
+    def _check_comeback(self, experiment: Experiment) -> None:
+        """Raises UserError when the rule has no bound here."""
+        if not isinstance(experiment.task.partition, Stream):
+            raise UserError(
+                "search.comeback stops experts on a stream, whose rounds do not come back; this data set is fixed: "
+                "remove it, or use `kind: asha`"
+            )
+        if self.rate not in ("fixed", "tuned", "anytime", "adahedge"):
+            raise UserError(
+                f"search.comeback: rate {self.rate} has no bound with stopped experts; set `rate` to fixed, tuned, "
+                "anytime or adahedge, or remove `comeback`"
+            )
+        if self.prune:
+            raise UserError("search.comeback and search.prune both stop experts; remove one of them")
 
     def _check_raw(self) -> None:
         """Raises UserError when `loss: raw` has no range, no gamma, or too wide a range."""
@@ -180,9 +211,20 @@ class HedgeSearch(SearchKind):
         return self.gamma ** (self.range[1] - self.range[0]) if self.loss == "raw" and self.range else self.gamma
 
     def _hedge(self, experiment: Experiment, experts: int) -> Hedge:
-        """Hedge with the rate of the file, over the evaluated rounds; in a stream, every round has a loss."""
-        stream = isinstance(experiment.task.partition, Stream)
-        rounds = -(-experiment.rounds // (1 if stream else experiment.evaluation.every))
+        """Hedge with the rate of the file."""
         return make_hedge(
-            *(self.rate, experts, self._gamma, rounds, self.share), seed=experiment.seed, exploration=self.exploration
+            *(self.rate, experts, self._gamma, _scored_rounds(experiment), self.share),
+            seed=experiment.seed,
+            exploration=self.exploration,
         )
+
+    def _elimination(self, experiment: Experiment) -> Elimination | None:
+        if self.comeback is None:
+            return None
+        return Elimination(self.comeback, _scored_rounds(experiment), in_range=self.rate != "adahedge")
+
+
+def _scored_rounds(experiment: Experiment) -> int:
+    """Number of rounds with a loss: the evaluated ones; in a stream, all."""
+    stream = isinstance(experiment.task.partition, Stream)
+    return -(-experiment.rounds // (1 if stream else experiment.evaluation.every))

@@ -21,6 +21,7 @@ from trainables import Scripted, loss_of
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
+from hedgerow.searchspaces.hedge.elimination import Elimination
 from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeScheduler
 from hedgerow.searchspaces.hedge.weights import Hedge
 from hedgerow.searchspaces.tune.search_runner import TUNE_SETTINGS
@@ -231,6 +232,22 @@ class TestHedgeScheduler:
         assert len(records) == ROUNDS
         assert records[-1]["losses"][2] is None
         assert 0 < records[-1]["weights"][2] < 0.05
+
+    @pytest.mark.parametrize("cpus", [1, 4])
+    def test_an_expert_that_cannot_come_back_is_stopped(self, tmp_path, cpus):
+        losses = {expert: {"loss": loss} for expert, loss in enumerate((0.5, 0.5, 1.0))}
+        settings = {"elimination": Elimination(0.05, ROUNDS), "ahead": 1, "strict": True, "cpus": cpus}
+        _, records, results = search(tmp_path, losses, experts=3, **settings)
+        lines = (tmp_path / "log").read_text().splitlines()
+        # After round 10 its loss is far above 0.05 * 2 more than the leader's; a round may be under way.
+        assert records[9]["awake"] == 2
+        assert max(int(line[2:]) for line in lines if line.startswith("2 ")) in (10, 11)
+        assert [sum(line.startswith(f"{expert} ") for line in lines) for expert in (0, 1)] == [ROUNDS] * 2
+        assert [record["round"] for record in records] == list(range(1, ROUNDS + 1))
+        assert records[-1]["weights"][2] == 0
+        assert records[-1]["losses"][2] is None
+        assert records[-1]["price"] == pytest.approx(0.95 * 2)
+        assert not results.errors
 
     def test_a_loss_that_is_no_number_ends_the_search_with_one_sentence(self, tmp_path):
         with pytest.raises(TuneError, match="expert 0 reported loss = 'high' in round 2, which is not a number"):

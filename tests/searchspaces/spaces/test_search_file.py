@@ -260,6 +260,11 @@ BAD = {
         "exploration: 0.1",
         "search.exploration: rate fixed observes every expert; remove `exploration`",
     ),
+    "elimination on a fixed data set": (
+        "kind: hedge",
+        "comeback: 0.05",
+        "search.comeback stops experts on a stream, whose rounds do not come back; this data set is fixed: remove it",
+    ),
     "an unknown metric": (
         "kind: hedge",
         "metric: test_acuracy",

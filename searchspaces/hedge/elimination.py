@@ -1,0 +1,57 @@
+"""Elimination of experts on a stream, with a price: Hedge keeps a bound on its regret against the stopped ones."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+FIRST = 10
+"""Round after which an expert may be stopped: in a short run, one bad round would stop it before."""
+
+
+@dataclass
+class Elimination:
+    """After round t, stops the experts whose cumulative loss is at least comeback * (T - t) above the leader's.
+
+    A stopped expert could have become the best only by an average advantage of more than `comeback` per round over the
+    leaders of the remaining rounds. Whatever the losses in [0, 1] that it would have had, the regret against it is at
+    most the bound of the weights plus (1 - comeback) * (T - t), and at most the bound itself unless its advantage had
+    been larger. Losses without a range are measured by their largest spread in a round so far.
+
+    comeback: in [0, 1]; with 1, no stopped expert could have become the best. rounds: T, the number of rounds with a
+    loss. in_range: whether the losses are in [0, 1].
+    """
+
+    comeback: float
+    rounds: int
+    in_range: bool = True
+    stopped: dict[int, int] = field(default_factory=dict)
+    """Round after which each stopped expert was stopped."""
+    price: float = 0.0
+    """What the bound is higher by against a stopped expert, at most, if its advantage had been larger."""
+
+    def after(self, round: int, losses: np.ndarray, running: np.ndarray, spread: float) -> list[int]:
+        """Stop experts after a round; returns them.
+
+        losses (experts,): cumulative. running (experts,): mask of the experts that may be stopped. spread: the largest
+        difference of two losses of a round so far.
+        """
+        left, scale = self.rounds - round, 1.0 if self.in_range else spread
+        if round < FIRST or left <= 0 or not running.any():
+            return []
+        leader = int(np.where(running, losses, np.inf).argmin())
+        behind = running & (losses - losses[leader] >= self.comeback * scale * left)
+        behind[leader] = False
+        chosen = [int(expert) for expert in np.flatnonzero(behind)]
+        self.stopped |= dict.fromkeys(chosen, round)
+        if chosen:
+            self.price = max(self.price, (1 - self.comeback) * scale * left)
+        return chosen
+
+    def state_dict(self) -> dict[str, Any]:
+        """State without the settings, as JSON."""
+        return {"stopped": list(self.stopped.items()), "price": self.price}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state from `state_dict`."""
+        self.stopped, self.price = dict(state["stopped"]), state["price"]
