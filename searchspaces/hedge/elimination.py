@@ -28,7 +28,7 @@ class Elimination:
     stopped: dict[int, int] = field(default_factory=dict)
     """Round after which each stopped expert was stopped."""
     price: float = 0.0
-    """What the bound is higher by against a stopped expert, at most, if its advantage had been larger."""
+    """Largest addition to the bound against a stopped expert, if its advantage had been larger."""
 
     def after(self, round: int, losses: np.ndarray, running: np.ndarray, spread: float) -> list[int]:
         """Stop experts after a round; returns them.

@@ -170,7 +170,7 @@ class HedgeSearch(SearchKind):
 
     @property
     def alone_by(self) -> str | None:
-        """What stops single experts rules out packs, since a trial only stops as a whole."""
+        """Key that stops single experts, which rules out packs, since a trial only stops as a whole."""
         return "`comeback`" if self.comeback is not None else "`prune`" if self.prune else None
 
     def _check_comeback(self, experiment: Experiment) -> None:

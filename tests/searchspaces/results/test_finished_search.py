@@ -207,7 +207,7 @@ def test_hedges_summary_averages_over_the_rounds():
         "metric": "test_accuracy", "rounds": 3, "experts": 2, "hedge_loss": pytest.approx(0.71 / 3), "best": "a",
         "best_loss": pytest.approx(0.1), "regret": pytest.approx(0.41), "bound": 2.5, "leader": "a",
         "leader_weight": 0.95, "certain": 3, "expected": pytest.approx((0.7 + 0.97) / 2), "leader_metric": None,
-        "best_metric": None,
+        "best_metric": None, "price": None, "stopped": 0,
     }  # fmt: skip
 
 
@@ -222,6 +222,16 @@ def test_a_search_that_never_made_up_its_mind_says_so():
     summary = hedge_summary(hand_made()[:2], ["a", "b"], "test_accuracy")
     assert summary["certain"] is None
     assert "no expert ever had more than 90 %" in hedge_sentences(summary)
+
+
+def test_stopped_experts_are_told_with_their_price():
+    stopped = [{**record, "awake": 1, "price": 1.9, "bound": record["bound"] + 1.9} for record in hand_made()]
+    summary = hedge_summary(stopped, ["a", "b"], "test_accuracy")
+    assert summary["bound"] == pytest.approx(2.5)
+    assert "(within its bound, 2.5)" in hedge_sentences(summary)
+    assert "1 of 2 experts were stopped. Against one of them the bound is at most 1.9 higher" in hedge_sentences(
+        summary
+    )
 
 
 def test_the_sentences_about_hedge():
