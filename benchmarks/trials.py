@@ -19,7 +19,7 @@ from jobs import WrittenJob
 from measuring import PeakMemory
 
 from hedgerow.platform.common.user_cache import cache_folder
-from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, parse_tree
 
 HERE = Path(__file__).parent / "contenders"
 
@@ -127,7 +127,9 @@ def _hedgerow(folder: Path) -> tuple[list[float], dict[str, np.ndarray], Outcome
     clock = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None
-    parameters = {name: p.numpy() for name, p in load_tree(checkpoint[0] / "server.safetensors")["w"].items()}
+    parameters = {
+        name: p.numpy() for name, p in parse_tree((checkpoint[0] / "server.safetensors").read_bytes())["w"].items()
+    }
     plan = json.loads((run / "run.json").read_text())["plans"]["train/clients"]
     return list(np.diff([0.0, *clock]))[:-1], parameters, {"plan": plan}
 

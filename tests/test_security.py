@@ -33,7 +33,7 @@ from hedgerow.platform.config.registries import datasets
 from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.sources.image_folder import ImageFolder
 from hedgerow.platform.models.factories import safe_weights
-from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, load_tree, read_checkpoint, write_checkpoint
+from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, parse_tree, read_checkpoint, write_checkpoint
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.platform.ui.mlflow_server import page_command, page_environment
 from hedgerow.searchspaces.spaces.importing_keys import importing_keys
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_not_unpickled(tmp_path):
     with pytest.raises(DamagedCheckpoint, match=r"server\.safetensors cannot be read"):
         read_checkpoint(folder)
     with pytest.raises(SafetensorError):
-        load_tree(folder / "server.safetensors")
+        parse_tree((folder / "server.safetensors").read_bytes())
     assert not (tmp_path / "mark").exists()
 
 

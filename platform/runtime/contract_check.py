@@ -117,7 +117,11 @@ def _dry_run(
         warnings.simplefilter("ignore")
         # First without its middleware, which rejects or changes wrong results of steps before they can be checked.
         for stage in (algorithm.inner, algorithm) if algorithm.middleware else (algorithm.inner,):
-            _DryRun(experiment, stage, algorithm.inner, dealt, cohort, samples, large).run()
+            dry_run = _DryRun(experiment, stage, algorithm.inner, dealt, cohort, samples, large)
+            try:
+                dry_run.run()
+            except ContractError as error:
+                raise dry_run.violation(str(error), error.key) from error
 
 
 def _few(samples: Samples, number: int) -> Samples:
@@ -146,10 +150,6 @@ class _DryRun:
     """Client id -> name of the step that returned its state."""
     has_models: bool = False
     """Whether a step has returned clients' own models."""
-
-    @property
-    def steps(self) -> int:
-        return 1 if self.is_large else STEPS
 
     def run(self) -> None:
         algorithm, cohort = self.algorithm, self.cohort
@@ -217,8 +217,6 @@ class _DryRun:
                 exchanges = steps.send(answers)
             except StopIteration as stop:
                 return stop.value
-            except ContractError as error:
-                raise self.violation(str(error), error.key) from error
             for exchange in exchanges:
                 if not isinstance(exchange, Exchange):
                     raise self.violation(f"`{method}` yields {_kind(exchange)}; yield an Exchange, or a list of them")
@@ -247,20 +245,12 @@ class _DryRun:
                 torch.ones(rows.stop - rows.start, dtype=torch.bool),
                 metrics,
             )
-            self.keep(exchange, number, exchange.clients[rows], state)
+            if state and exchange.site == "clients" and number < EVALUATION:
+                for i, client in enumerate(exchange.clients[rows].tolist()):
+                    self.states[client] = tree_map(lambda leaf, i=i: leaf[0, i].detach(), state)
+                    self.wrote[client] = exchange.step.__name__
         partial = partial.to_wire()
-        try:
-            up = combine([partial], np.arange(n))
-        except ContractError as error:
-            raise self.violation(str(error), error.key) from error
-        return Aggregate(up, np.ones(n, bool), partial.metrics)
-
-    def keep(self, exchange: Exchange, number: int, clients: np.ndarray, state: Tree) -> None:
-        if exchange.site != "clients" or number >= EVALUATION or not state:
-            return
-        for i, client in enumerate(clients.tolist()):
-            self.states[client] = tree_map(lambda leaf, i=i: leaf[0, i].detach(), state)
-            self.wrote[client] = exchange.step.__name__
+        return Aggregate(combine([partial], np.arange(n)), np.ones(n, bool), partial.metrics)
 
     # ---- the clients' half ------------------------------------------------------------------------------------------
 
@@ -269,22 +259,17 @@ class _DryRun:
         looped, batched = ExecutionPlan("loop"), ExecutionPlan("vmap", len(exchange.clients))
         if not self.is_batched(exchange):
             return self.ask(exchange, number, looped)
-        if self.experiment.engine.mode == "vmap":
-            try:
-                return self.ask(exchange, number, batched)
-            except UserError:
-                raise
-            except Exception as error:
-                self.ask(exchange, number, looped)
-                raise self.not_batched(exchange, error) from error
-        chunks = self.ask(exchange, number, looped)
+        is_forced = self.experiment.engine.mode == "vmap"
+        answers = [] if is_forced else self.ask(exchange, number, looped)
         try:
-            self.ask(exchange, number, batched)
-        except UserError:
+            together = self.ask(exchange, number, batched)
+        except (UserError, ContractError):
             raise
         except Exception as error:
+            if is_forced:
+                self.ask(exchange, number, looped)
             raise self.not_batched(exchange, error) from error
-        return chunks
+        return answers or together
 
     def is_batched(self, exchange: Exchange) -> bool:
         """Whether the plan of a step may batch it."""
@@ -330,7 +315,7 @@ class _DryRun:
             exchange.step.__name__,
             exchange.clients,
             position=number,
-            batches=shorter(exchange.batches, self.steps, self.samples),
+            batches=shorter(exchange.batches, 1 if self.is_large else STEPS, self.samples),
             plan=plan,
             keyed=exchange.keyed,
         )
@@ -346,8 +331,6 @@ class _DryRun:
         )
         try:
             return list(chunks)
-        except ContractError as error:
-            raise self.violation(str(error), error.key) from error
         except UnknownStreamError as error:
             raise self.violation(
                 f"its step `{exchange.step.__name__}` reads the stream {error.stream!r}, but its Exchange has "

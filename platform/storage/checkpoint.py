@@ -73,22 +73,6 @@ def save_tree(tree: Tree, file: Path, **notes: str) -> None:
         raise
 
 
-def load_tree(file: Path, branch: str | None = None) -> Tree:
-    """Read a file of `save_tree`, with keys in the same order: sums over leaves then have the same bits.
-
-    branch: read only the leaves under this key of the tree. The contents are not verified.
-    Raises OSError, KeyError or SafetensorError when the file is damaged.
-    """
-    with _opened(file) as stored:
-        return _stored_tree(stored, branch)
-
-
-def _stored_tree(stored: Any, branch: str | None) -> Tree:
-    keys = json.loads((stored.metadata() or {})["keys"])
-    selection = [key for key in keys if branch is None or key.split("/")[0] == branch]
-    return unflatten({key: stored.get_tensor(key) for key in selection})
-
-
 def save_sealed(tree: Tree, file: Path, **notes: Any) -> None:
     """Write a tree of tensors with checksums of the notes and of each branch. notes: JSON values."""
     branches = {branch: _branch_checksum(child) for branch, child in tree.items() if flatten(child)}
@@ -102,7 +86,9 @@ def load_sealed(file: Path, branch: str | None = None) -> tuple[Tree, dict[str, 
     """
     # Opened once: the file may be replaced meanwhile.
     with _opened(file) as stored:
-        header, tree = unseal(json.loads((stored.metadata() or {})["sealed"])), _stored_tree(stored, branch)
+        notes = stored.metadata() or {}
+        header, keys = unseal(json.loads(notes["sealed"])), json.loads(notes["keys"])
+        tree = unflatten({key: stored.get_tensor(key) for key in keys if branch in (None, key.split("/")[0])})
     expected = {key: digest for key, digest in header["branches"].items() if branch in (None, key)}
     if {key: _branch_checksum(child) for key, child in tree.items()} != expected:
         raise Altered("does not match its SHA-256")
@@ -131,10 +117,13 @@ def _opened(file: Path) -> Iterator[Any]:
         yield stored
 
 
-def _parse_tree(raw: bytes) -> Tree:
-    """Tree in the bytes of a file of `save_tree`."""
-    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+def parse_tree(raw: bytes) -> Tree:
+    """Tree in the bytes of a file of `save_tree`, with keys in the same order: sums over leaves have the same bits.
+
+    The contents are not verified. Raises KeyError or SafetensorError when they are damaged.
+    """
     stored = load(raw)
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     # Copies have the alignment of torch's own tensors, on which the bits of a computation may depend.
     return unflatten({key: stored.pop(key).clone() for key in json.loads(header["__metadata__"]["keys"])})
 
@@ -400,7 +389,7 @@ def _verify_files(folder: Path, content: dict[str, Any], but: str = "") -> None:
 def _tree(folder: Path, name: str, content: dict[str, Any]) -> Tree:
     """Tree of tensors in a file of a checkpoint. Raises DamagedCheckpoint."""
     with _damage_in(folder, name):
-        return _parse_tree(read_verified(folder / name, content["files"][name]))
+        return parse_tree(read_verified(folder / name, content["files"][name]))
 
 
 def _metrics(folder: Path) -> Path:

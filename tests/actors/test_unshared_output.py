@@ -18,7 +18,7 @@ from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.launch import build_coordinator
-from hedgerow.platform.storage.checkpoint import load_tree
+from hedgerow.platform.storage.checkpoint import parse_tree
 from hedgerow.platform.tracking.tracker import RunLog
 
 pytestmark = pytest.mark.skipif(not can_hide(), reason="needs mount namespaces, as root on Linux")
@@ -90,7 +90,7 @@ def test_a_run_with_client_states_needs_no_shared_folder(nodes, output, tmp_path
 
 def read_clients(files):
     """State of each client in the files of a checkpoint."""
-    for tree in map(load_tree, files):
+    for tree in (parse_tree(file.read_bytes()) for file in files):
         for row, client in enumerate(tree["clients"].tolist()):
             yield client, {name: leaf[row] for name, leaf in flatten(tree["states"]).items()}
 

@@ -29,7 +29,8 @@ from hedgerow.platform.storage.checkpoint import (
     checkpoints,
     flaw,
     latest_checkpoint,
-    load_tree,
+    load_sealed,
+    parse_tree,
     prune,
     read_checkpoint,
     read_progress,
@@ -242,7 +243,7 @@ def test_an_error_that_may_pass_is_not_taken_for_damage(saved, tmp_path):
         assert said.endswith("remove the cause, then `hedgerow resume` continues from there")
         assert not isinstance(caught.value, DamagedCheckpoint), name
     with no_more_files(), pytest.raises(OSError, match="Too many open files"):
-        load_tree(newest / "server.safetensors")
+        load_sealed(newest / "server.safetensors")
     assert sorted(path for path in parent.rglob("*")) == before
     assert latest_checkpoint(parent) == (newest, [])
     (newest / "server.safetensors").unlink()
@@ -551,4 +552,4 @@ def test_leaves_that_share_memory_are_saved(tmp_path):
     leaf = torch.arange(6.0)
     tree = {"a": leaf, "b": {"same": leaf, "part": leaf[2:4]}, "c": torch.zeros(0)}
     save_tree(tree, tmp_path / "tree.safetensors")
-    assert identical(flatten(load_tree(tmp_path / "tree.safetensors")), flatten(tree))
+    assert identical(flatten(parse_tree((tmp_path / "tree.safetensors").read_bytes())), flatten(tree))

@@ -10,7 +10,7 @@ import torch
 from paths import SUPPORT
 from preloaded import PreloadedPython
 
-from hedgerow.platform.storage.checkpoint import latest_checkpoint, load_tree
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, parse_tree
 from hedgerow.platform.tracking.tracker import RunLog
 
 ROUNDS = 400
@@ -47,7 +47,7 @@ def outcome(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:
     records = [
         {k: v for k, v in record.items() if k != "seconds"} for record in RunLog(folder / "metrics.jsonl").read()
     ]
-    return records, load_tree(latest_checkpoint(folder / "checkpoints")[0] / "server.safetensors")["w"]
+    return records, parse_tree((latest_checkpoint(folder / "checkpoints")[0] / "server.safetensors").read_bytes())["w"]
 
 
 def free_port() -> int:
