@@ -12,7 +12,7 @@ import yaml
 from command_line import hedgerow
 from own_formats import CLIENTS, X, Y, accuracy, experiment, loaded, refusal
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ChainDataset, ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from hedgerow import api
 from hedgerow.platform.common.errors import UserError
@@ -257,6 +257,7 @@ def test_images_of_a_torch_data_set(monkeypatch):
         ({"x_train": X, "y_train": Y, "y_test": Y}, "returns y_test without x_test; return both"),
         ({"x_train": X, "y_train": Y, "channels": "any"}, "returns channels 'any'; return first or last"),
         (Pairs(length=0), "returns a Pairs without items"),
+        (ChainDataset([Stream()]), "returns a ChainDataset whose length fails: TypeError"),
         (Pairs(lambda i: X[i]), "returns a Pairs whose item 0 is no pair (x, y)"),
         (Pairs(lambda i: (X[i, : 3 + i], 0)), "of shape (3,) and float64 and, in item 1, (4,) and float64; give"),
         (Pairs(lambda i: ([1, i / 2 if i else 0], 0)), "(2,) and int64 and, in item 1, (2,) and float64; give"),

@@ -176,6 +176,7 @@ def test_an_index_is_no_feature_unless_it_is_named(tmp_path, capsys):
     ):
         kind = path.rpartition(".")[2]
         data = loaded(tmp_path, name=kind, path=path, label="number", test=path)
+        assert data.name == path
         assert np.array_equal(data.x_train, table[features].to_numpy(np.float32))
         assert f"the index {index!r} of {tmp_path / path} is not used; name it if" in capsys.readouterr().err
         data = loaded(tmp_path, name=kind, path=path, label="number", test=path, features=[index])
@@ -280,6 +281,7 @@ def test_infinity_among_the_labels_of_a_regression_is_no_class(tmp_path):
         ({"path": "gap.{kind}", "label": "ward", "features": ["x0"]}, "column 'ward' of {folder}/gap.{kind} has no"),
         ({"path": "empty.{kind}", "features": ["x1"]}, "{folder}/empty.{kind} has no samples in x_train"),
         ({"path": "text.{kind}", "features": ["x0"]}, "has values that are not numbers, such as 'high'"),
+        ({"path": "digits.{kind}", "features": ["x0"]}, "has values that are not numbers, such as '1_000'"),
         ({"path": "short.{kind}", "features": ["x1"]}, "too few to split"),
         ({"test": "narrow.{kind}", "features": ["x0", "x1"]}, "task.data.features: {folder}/narrow.{kind} has no"),
     ],
@@ -293,7 +295,8 @@ def test_mistakes_are_refused_in_one_sentence(tmp_path, kind, settings, sentence
     write(tmp_path, kind, gap, "gap")
     write(tmp_path, kind, TABLE[:2], "short")
     write(tmp_path, kind, TABLE[:0], "empty")
-    write(tmp_path, kind, TABLE.astype({"x0": str}).replace({"x0": {str(TABLE.x0[5]): "high"}}), "text")
+    for name, field in (("text", "high"), ("digits", "1_000")):
+        write(tmp_path, kind, TABLE.astype({"x0": str}).replace({"x0": {str(TABLE.x0[5]): field}}), name)
     write(tmp_path, kind, TABLE[["x0", "state"]], "narrow")
     (tmp_path / f"damaged.{kind}").write_text('a,b\n"1')
     names = {"kind": kind, "folder": tmp_path, "file": tmp_path / path}

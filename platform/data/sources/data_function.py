@@ -167,10 +167,15 @@ def _items(dataset: Any, at: str) -> RawSplit:
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return RawSplit(*dataset.tensors)
     kind = type(dataset).__name__
-    if not len(dataset):
+    try:
+        length = len(dataset)
+    except Exception as error:
+        # Such as a chain of iterable data sets.
+        raise UserError(f"{at} returns a {kind} whose length fails: {failure(error)}; fix it there") from error
+    if not length:
         raise UserError(f"{at} returns a {kind} without items; give it at least one")
     x, labels = None, []
-    for number in range(len(dataset)):
+    for number in range(length):
         try:
             item = dataset[number]
         except Exception as error:
@@ -181,7 +186,7 @@ def _items(dataset: Any, at: str) -> RawSplit:
             raise UserError(f"{at} returns a {kind} whose item {number} is no pair (x, y); return pairs")
         sample = as_array(item[0], f"x in item {number} of {kind}", at)
         if x is None:
-            x = empty((len(dataset), *sample.shape), sample.dtype)
+            x = empty((length, *sample.shape), sample.dtype)
         if (sample.shape, sample.dtype) != (x.shape[1:], x.dtype):
             raise UserError(
                 f"{at} returns a {kind} with samples of shape {x.shape[1:]} and {x.dtype} and, in item {number}, "

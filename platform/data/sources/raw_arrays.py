@@ -125,6 +125,10 @@ def as_array(values: Any, what: str, at: str) -> np.ndarray:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"{at} has {what} that is no array ({one_line(error)}); give rows of one shape") from None
+    # NumPy has made 1 and "1" the same text.
+    is_text = array.dtype.kind == "U" and isinstance(values, list | tuple)
+    if is_text and len({np.asarray(value).dtype.kind for value in values}) > 1:
+        raise UserError(f"{at} has numbers and text in {what}; give one of them")
     if array.dtype.kind == "O":
         flat = array.ravel()
         if all(isinstance(value, str) for value in flat):
@@ -135,7 +139,7 @@ def as_array(values: Any, what: str, at: str) -> np.ndarray:
             if _is_missing(flat[wrong])
             else f"a value of type {type(flat[wrong]).__name__} among objects"
         )
-        raise UserError(f"{at} has {kind} in {what}, entry {wrong}; give numbers, or text for labels")
+        raise UserError(f"{at} has {kind} in {what}, entry {wrong}; give an array of numbers, or text for labels")
     if array.dtype.kind not in "biufUT":
         raise UserError(f"{at} has {what} of {array.dtype}; give numbers, or text for labels")
     return array

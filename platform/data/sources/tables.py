@@ -148,9 +148,9 @@ def read_tables(
                     f"task.data.{key}: {path} has no column {absent[0]!r}{nearest(absent[0], header)} (columns: "
                     f"{_some(header)})"
                 )
-    for name in sorted(index if columns.features is None else ()):
+    for column in sorted(index if columns.features is None else ()):
         print(
-            f"hedgerow: task.data.features: the index {name!r} of {first} is not used; name it if it is a feature",
+            f"hedgerow: task.data.features: the index {column!r} of {first} is not used; name it if it is a feature",
             file=sys.stderr,
         )
     outlines = {file.path: _outline(file, columns) for file in [*train, *test]}
@@ -351,13 +351,8 @@ def _numbers(values: "Series[Any]", column: str, path: Path, row: int, columns: 
 
 
 def _text(array: np.ndarray) -> Any:
-    """The first value that cannot be read as a number; otherwise the first value."""
-    for value in array:
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return value
-    return array[0]
+    """The first value that pandas does not read as a number, such as `1_000`; otherwise the first value."""
+    return next((value for value in array if not DECIMAL.fullmatch(str(value))), array[0])
 
 
 def _check_complete(values: "Series[Any]", column: str, path: Path, row: int, columns: Columns) -> None:
