@@ -45,7 +45,13 @@ from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
 from hedgerow.platform.tracking.best_round import Selection
 from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
-from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise, unscored_warning
+from hedgerow.platform.tracking.summary import (
+    divergence_warnings,
+    kept,
+    left_out_warnings,
+    summarise,
+    unscored_warnings,
+)
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_staleness
 from hedgerow.platform.ui.plotting import optional_figures
@@ -173,8 +179,9 @@ def _carry_out(
         evaluation = experiment.evaluation
         summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
         progress = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
-        warnings += left_out(progress["quarantined"]) + unscored_warning(records)
-        divergence = diverged(records, dataset.classes if experiment.task.loss.name == "cross_entropy" else 1)
+        warnings += left_out_warnings(progress["quarantined"]) + unscored_warnings(records)
+        classes = dataset.classes if experiment.task.loss.name == "cross_entropy" else 1
+        divergence = divergence_warnings(records, classes)
         warnings += divergence
         warnings += [TEST_SELECTED] * experiment.selects_on_test
         # Time of the rounds before an interruption, plus the whole session that finished the run.

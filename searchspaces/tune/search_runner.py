@@ -50,7 +50,7 @@ from hedgerow.platform.tracking.run_folder import (
     started_run,
     unfinished_run,
 )
-from hedgerow.platform.tracking.summary import left_out
+from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
@@ -243,11 +243,13 @@ def _carry_out(
                 listener.save_trials()
             raise
         warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
-        warnings += _privacy_of_all(spec, folder, len(data[1]))
+        warnings += _privacy_warnings(spec, folder, len(data[1]))
         finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
             run_record = expert_folder(folder.path, int(trial.name)).record()
-            warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
+            warnings += [
+                f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
+            ]
         warnings += finished.divergence_warnings
         finished.write()
         warnings += _record(finished)
@@ -262,7 +264,7 @@ def _carry_out(
     return replace(finished, warning="; ".join(warnings) or None)
 
 
-def _privacy_of_all(spec: SearchSpec, folder: RunFolder, population: int) -> list[str]:
+def _privacy_warnings(spec: SearchSpec, folder: RunFolder, population: int) -> list[str]:
     """Keep epsilon of all trials together, and return a sentence on it; nothing without `privacy`."""
     trials = read_trials(folder)
     accounts = [spec.trial(trial.overrides).privacy_account(population) for trial in trials]
