@@ -42,8 +42,8 @@ class Taught(Algorithm):
     def teacher(self, cohort: Cohort) -> Generator[Exchange, Any, Params]:
         """Parameters of the teacher, and its normalisation statistics if any, in the first round that needs them."""
         w = self.teacher_task.init()
-        if plan := self.task.teacher_training:
-            lessons = {"train": BatchSpec(plan.batch_size, plan.epochs, views=1)}
+        if training := self.task.teacher_training:
+            lessons = {"train": BatchSpec(training.batch_size, training.epochs, views=1)}
             result = yield Exchange(self.train_teacher, {"w": w}, POOL, batches=lessons, site="pool")
             w = result.up["w"]
         if self.teacher_task.is_static:
@@ -54,13 +54,15 @@ class Taught(Algorithm):
 
     def train_teacher(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Trains the teacher on the pooled samples."""
-        plan, w, losses = self.task.teacher_training, down["w"], []
+        training, w, losses = self.task.teacher_training, down["w"], []
         memory, batches = zeros_like(w), data.batches("train")
         steps = int(data.steps())
         # The check of a contract takes fewer steps than there are passes.
-        for epoch in range(1, min(plan.epochs, max(steps, 1)) + 1):
-            epoch_batches = islice(batches, steps // plan.epochs)
-            w, loss = minimize(self.teacher_task.loss, w, data, plan.at(epoch), batches=epoch_batches, memory=memory)
+        for epoch in range(1, min(training.epochs, max(steps, 1)) + 1):
+            epoch_batches = islice(batches, steps // training.epochs)
+            w, loss = minimize(
+                self.teacher_task.loss, w, data, training.at(epoch), batches=epoch_batches, memory=memory
+            )
             losses.append(loss)
         return {"w": w}, state, {"teacher_loss": torch.stack(losses).mean()}
 

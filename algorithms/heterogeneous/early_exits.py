@@ -42,7 +42,7 @@ class TwoExits(Algorithm):
 
     needs = frozenset({"classes", "early_exit"})
 
-    shares: ClassVar[bool] = True
+    has_one_model: ClassVar[bool] = True
 
     def incompatibility(self) -> str | None:
         if hasattr(self.task.module, "early"):
@@ -60,7 +60,7 @@ class TwoExits(Algorithm):
 
     def init_server(self) -> Tree:
         w = self.task.init()
-        server: Tree = {"w": w} if self.shares else {"w": w, "simple": self.early(w)}
+        server: Tree = {"w": w} if self.has_one_model else {"w": w, "simple": self.early(w)}
         return {**server, "latest": {"simple": self.early(w), "complex": w}} if self.hyper.latest else server
 
     def init_client(self) -> Tree:
@@ -90,7 +90,7 @@ class TwoExits(Algorithm):
 
     def simple(self, server: Tree) -> Params:
         """Parameters of the simple model."""
-        return self.early(server["w"]) if self.shares else server["simple"]
+        return self.early(server["w"]) if self.has_one_model else server["simple"]
 
     def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:
         """Server models after the round: shared parameters are averaged over all clients, others over complex clients.

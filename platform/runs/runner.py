@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from hedgerow.platform.actors.ray_coordinator import RayCoordinator
     from hedgerow.platform.runtime.coordinator import Coordinator
 
-BEAT = 0.2
+ADVANCE_SECONDS = 0.2
 """Seconds of rounds between two reports to the driver."""
 
 
@@ -164,7 +164,7 @@ def _carry_out(
             folder.update(parts=coordinator.parts)
             done, termination.saves = False, True
             while not done:
-                news, done = coordinator.advance(BEAT)
+                news, done = coordinator.advance(ADVANCE_SECONDS)
                 lock.claim.check()
                 for record in news:
                     _report(record, tracker, show)
