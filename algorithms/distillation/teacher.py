@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm, mean_statistics
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, zeros_like
 from hedgerow.algorithms.core.task import Params, Task
@@ -47,8 +47,9 @@ class Taught(Algorithm):
             result = yield Exchange(self.train_teacher, {"w": w}, POOL, batches=lessons, site="pool")
             w = result.up["w"]
         if self.teacher_task.is_static:
-            once = {"statistics": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
-            statistics = yield Exchange(self.teacher_batch_norm_statistics, {"w": w}, POOL, batches=once, site="pool")
+            statistics = yield Exchange(
+                self.teacher_batch_norm_statistics, {"w": w}, POOL, batches={"statistics": ONCE}, site="pool"
+            )
             w = {**w, **statistics.up}
         return w
 
@@ -73,8 +74,7 @@ class Taught(Algorithm):
 
     def evaluate_teacher(self, w: Params, cohort: Cohort) -> Exchange:
         """Exchange that scores the teacher on the test set, as `teacher_test_accuracy` in the round's record."""
-        once = {"test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
-        return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches=once, site="test")
+        return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches={"test": ONCE}, site="test")
 
     def examine(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         task = self.teacher_task.with_accuracy

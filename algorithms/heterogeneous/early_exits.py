@@ -144,11 +144,9 @@ class TwoExits(Algorithm):
         """Scores both models."""
         # Predictions are those of the complex model.
         task = replace(self.task.with_accuracy, scored=None)
-        totals = task.no_scores(data.x.device)
-        for batch in data.batches("test"):
-            totals = totals + task.rate(self.logits(down["simple"], batch.x, "early"), batch)
+        totals = task.tally(lambda batch: task.rate(self.logits(down["simple"], batch.x, "early"), batch), data)
         up, state, metrics = super().evaluate_client(hp, down, state, data)
-        simple = {f"simple_{name}": total for name, total in task.by_name(totals).items() if name != "samples"}
+        simple = {f"simple_{name}": total for name, total in totals.items() if name != "samples"}
         return up, state, {**metrics, **simple}
 
 
