@@ -243,17 +243,23 @@ def table(
     """
     announce(name)
     from hedgerow.platform.actors.forked import prepare
-    from hedgerow.searchspaces.extra.table_command import list_lines, plan_table, report_table, run_table, show_plans
+    from hedgerow.searchspaces.extra.table_command import (
+        list_lines,
+        report_table,
+        run_table,
+        show_searches,
+        table_searches,
+    )
 
     if "/" not in name:
         return list_lines(name)
     if report:
         return report_table(name, output or Path("runs"))
-    plans = plan_table(name, overrides, methods, grid, output)
+    searches = table_searches(name, overrides, methods, grid, output)
     if show:
-        return show_plans(plans)
+        return show_searches(searches)
     prepare()
-    return run_table(plans, data_root, address, job)
+    return run_table(searches, data_root, address, job)
 
 
 @main.command()

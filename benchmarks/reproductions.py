@@ -27,7 +27,7 @@ from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.tracking.run_folder import git_commit, versions
 from hedgerow.platform.tracking.summary import first_to
 from hedgerow.searchspaces.extra.table_file import find_rows
-from hedgerow.searchspaces.extra.table_search import plan_row
+from hedgerow.searchspaces.extra.table_search import row_searches
 
 RESULTS = Path(__file__).parent / "results" / "reproductions"
 STARTED = Path(__file__).parent.parent / "build" / "reproductions"
@@ -135,7 +135,7 @@ def experiment_of(line: ReproductionLine, heading: str, seed: int, output: str) 
     base = heading if heading in row.methods else next(iter(row.methods))
     seeds = [f"{key}={seed}" for key in line.seeded]
     changes = [*line.sets, *line.methods[heading], *seeds, *ALWAYS]
-    (plan,) = plan_row(table, row, changes, [base], output=output)
+    (plan,) = row_searches(table, row, changes, [base], output=output)
     search = plan.search
     return search.experiment if row.is_stream else search.trial(search.configurations[0])
 

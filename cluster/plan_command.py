@@ -74,7 +74,7 @@ def _plan(
         summary = f"room for {room} concurrent trials of {summary}; {trials} run"
         where = "coordinators: reserve no CPU and run next to the driver or in each trial"
     gpus = sum(node.resources.get("GPU", 0) for node in nodes)
-    needs = cuda_requirements() if resources.gpu else resources.unused_gpus(gpus)
+    needs = cuda_requirements() if resources.gpu else resources.unused_gpus_warning(gpus)
     clients = -(-cohort // actors)
 
     def render() -> None:

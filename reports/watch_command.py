@@ -14,7 +14,7 @@ from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import is_abandoned
 from hedgerow.platform.storage.sealed_json import unseal
-from hedgerow.platform.tracking.records import AGAIN
+from hedgerow.platform.tracking.records import RESTORE_FIX
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.ui.terminal import Progress
 from hedgerow.reports.analysis.run_reader import read_all
@@ -56,7 +56,7 @@ class NewRecords:
         try:
             return [unseal(json.loads(line)) for line in whole.splitlines()]
         except ValueError as error:
-            raise UserError(f"{self._file} is damaged (a line {error}); {AGAIN}") from None
+            raise UserError(f"{self._file} is damaged (a line {error}); {RESTORE_FIX}") from None
 
 
 def watch(name: str, page: bool, seconds: float) -> int:

@@ -3,12 +3,10 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, NeumannSGD
 from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.optim.storm_momentum import StormXY, take_steps
 
@@ -23,12 +21,11 @@ class MRBO(Bilevel):
         pass
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        pool = np.zeros(1, int)
         if "momenta" not in server:
             first = self.batches(1, self.hyper.first_batch_size)
-            start = yield Exchange(self.begin, server, pool, batches=first, site="pool")
+            start = yield Exchange(self.begin, server, POOL, batches=first, site="pool")
             server = {**server, "momenta": start.up}
-        result = yield Exchange(self.train, server, pool, batches=self.batches(self.hyper.steps), site="pool")
+        result = yield Exchange(self.train, server, POOL, batches=self.batches(self.hyper.steps), site="pool")
         return result.up
 
     def begin(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

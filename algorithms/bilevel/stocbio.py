@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import numpy as np
-
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, NeumannSGD
 from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 
 
@@ -25,7 +23,7 @@ class StocBiO(Bilevel):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         batches = self.batches(1) | {"inner": BatchSpec(self.hyper.batch_size, steps=self.hyper.steps)}
-        result = yield Exchange(self.train, server, np.zeros(1, int), batches=batches, site="pool")
+        result = yield Exchange(self.train, server, POOL, batches=batches, site="pool")
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -2,12 +2,13 @@
 2023, Algorithm 1). Decoders and encoders are in separate modules.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, sub
@@ -50,7 +51,7 @@ class FedSep(Algorithm):
         if not self.is_personal:
             return (yield from super().evaluate(server, cohort))
         clients = cohort.clients if self.task.is_scored else cohort.clients[:0]
-        batches = {**self.decoded_from, "test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out")}
+        batches = {**self.decoded_from, "test": replace(ONCE, split="held_out")}
         own = {"own": self.own(clients)}
         return (
             yield [

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, Batch, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.inference import Inference, infer
 from hedgerow.algorithms.core.messages import PREDICTIONS, Aggregate, Cohort, Exchange, Exchanges, Weighting
@@ -196,11 +196,10 @@ class Algorithm:
         down = {**down, "w": (yield from self.calibrate_batch_norm(down["w"], cohort))}
         shards = np.arange(0 if self.is_personal or not self.task.is_scored else cohort.test_shards)
         clients = cohort.clients if self.task.is_scored else cohort.clients[:0]
-        once = BatchSpec(EVAL_BATCH_SIZE, shuffle=False)
         return (
             yield [
-                Exchange(self.evaluate_client, down, shards, batches={"test": once}, site="test"),
-                Exchange(self.evaluate_client, down, clients, batches={"test": replace(once, split="held_out")}),
+                Exchange(self.evaluate_client, down, shards, batches={"test": ONCE}, site="test"),
+                Exchange(self.evaluate_client, down, clients, batches={"test": replace(ONCE, split="held_out")}),
             ]
         )
 
@@ -210,9 +209,8 @@ class Algorithm:
         """
         if not self.task.is_static:
             return w
-        once = {"statistics": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
         aggregate = yield Exchange(
-            self.batch_norm_statistics, {"w": w}, cohort.clients, batches=once, weights=cohort.sizes
+            self.batch_norm_statistics, {"w": w}, cohort.clients, batches={"statistics": ONCE}, weights=cohort.sizes
         )
         return {**w, **aggregate.up}
 
@@ -250,10 +248,7 @@ class Algorithm:
         """Client step of evaluation: returns the sums of `Task.score` over all batches, by default the summed loss,
         correct predictions and sample count.
         """
-        totals = self.task.no_scores(data.x.device)
-        for batch in data.batches("test"):
-            totals = totals + self.task.score(down["w"], batch)
-        return {}, state, self.task.by_name(totals)
+        return {}, state, self.task.tally(lambda batch: self.task.score(down["w"], batch), data)
 
     def predict_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Same as `evaluate_client`; the metrics also have the predictions on all batches, under `PREDICTIONS`: the

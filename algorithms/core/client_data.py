@@ -88,6 +88,10 @@ class BatchSpec:
     """Number of views of each sample, each a separate draw of the task's augmentation; 0: the sample as stored."""
 
 
+ONCE = BatchSpec(EVAL_BATCH_SIZE, shuffle=False)
+"""Each training sample once, in order, in the mini-batches of an evaluation."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """One mini-batch. In the batched form it is padded: `mask` is 1 for real samples, `active` is 1 for real steps.

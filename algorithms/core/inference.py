@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange, StepResult
 from hedgerow.algorithms.core.parts import Part, Parts
-from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
+from hedgerow.algorithms.core.pytree import Tree, shapes_of, stack, tree_map
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.core.torch_private import HAS_VMAP_LEVELS, without_transforms
 
@@ -146,10 +146,10 @@ class _Round:
     def parts(self) -> tuple[Parts, str]:
         """Parts of the only exchange, see `Algorithm.parts`, or why there are none."""
         exchange, result, _ = self.answers[0]
-        known, update = {name: _shapes(tree) for name, tree in self.initial.items()}, result.update
-        received = {name: shapes for name, shapes in known.items() if _shapes(exchange.broadcast.get(name)) == shapes}
+        known, update = {name: shapes_of(tree) for name, tree in self.initial.items()}, result.update
+        received = {name: shapes for name, shapes in known.items() if shapes_of(exchange.broadcast.get(name)) == shapes}
         parts = {}
-        for name, shapes in ((name, _shapes(tree)) for name, tree in update.items()):
+        for name, shapes in ((name, shapes_of(tree)) for name, tree in update.items()):
             likes = [other for other, own in received.items() if own == shapes and other not in update]
             if received.get(name) == shapes:
                 parts[name] = Part(name, "value")
@@ -211,8 +211,3 @@ class _Round:
                 keys[name] = torch.ones((steps, spec.views), dtype=torch.int64)
         key = torch.ones(2, dtype=torch.int64) if exchange.keyed else None
         return ClientData(x, y, self.algorithm.task.prepare, streams, False, keys, key=key)
-
-
-def _shapes(tree: Any) -> Any:
-    """Shapes of a tree's leaves, by key; None: there is no tree."""
-    return {key: _shapes(child) for key, child in tree.items()} if isinstance(tree, dict) else getattr(tree, "shape", 0)

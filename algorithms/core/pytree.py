@@ -77,6 +77,11 @@ def unflatten(flat: dict[str, Any]) -> Tree:
     return tree
 
 
+def shapes_of(tree: Any) -> Any:
+    """Shapes of a tree's leaves, by key; 0 if there is no tree."""
+    return tree_map(lambda leaf: getattr(leaf, "shape", 0), tree)
+
+
 def count(tree: Any) -> int:
     """Number of scalars in a tree."""
     return sum(leaf.numel() if isinstance(leaf, Tensor) else leaf.size for leaf in leaves(tree))

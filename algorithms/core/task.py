@@ -16,7 +16,7 @@ from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
 from hedgerow.algorithms.core.torch_private import call, set_parameters
 
 if TYPE_CHECKING:
-    from hedgerow.algorithms.core.client_data import Batch
+    from hedgerow.algorithms.core.client_data import Batch, ClientData
 
 
 Params = dict[str, Tensor]
@@ -187,9 +187,12 @@ class Task:
         mask = torch.ones(len(batch.y), dtype=logits.dtype, device=logits.device) if batch.mask is None else batch.mask
         return self.scoring.sums(logits, batch.y, mask)
 
-    def no_scores(self, device: torch.device) -> Tensor:
-        """Returns the sums of no batch: zeros."""
-        return torch.zeros(len(self.scoring.names), device=device)
+    def tally(self, score: Callable[["Batch"], Tensor], data: "ClientData", stream: str = "test") -> Params:
+        """Returns the sums of `score` over all batches of a stream, as the metrics of a client step."""
+        totals = torch.zeros(len(self.scoring.names), device=data.x.device)
+        for batch in data.batches(stream):
+            totals = totals + score(batch)
+        return self.by_name(totals)
 
     @property
     def with_accuracy(self) -> Self:

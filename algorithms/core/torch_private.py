@@ -163,7 +163,11 @@ def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> Iterator[None]:
     Parameters count as tied if they were so at the first call. There is no fallback for the private dictionaries of
     torch.nn.Module.
     """
-    given = [(table, key, name) for names, table, key in _places(module) if (name := _first(names, w)) is not None]
+    given = [
+        (table, key, name)
+        for names, table, key in _places(module)
+        if (name := next((name for name in names if name in w), None)) is not None
+    ]
     before = [table[key] for table, key, _ in given]
     try:
         for table, key, name in given:
@@ -172,10 +176,6 @@ def set_parameters(module: nn.Module, w: dict[str, Tensor]) -> Iterator[None]:
     finally:
         for (table, key, _), tensor in zip(given, before, strict=True):
             table[key] = tensor
-
-
-def _first(names: Sequence[str], w: dict[str, Tensor]) -> str | None:
-    return next((name for name in names if name in w), None)
 
 
 class _Structure(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task, mean_over
@@ -67,7 +67,7 @@ class DiSK(Student):
 
     def batches(self, cohort: Cohort) -> dict[str, BatchSpec]:
         lessons = self.hyper.batches["train"]
-        once = {"fit": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)} if self.hyper.student_tau == "fit" else {}
+        once = {"fit": ONCE} if self.hyper.student_tau == "fit" else {}
         return {"train": lessons, "guide": lessons, **once}
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

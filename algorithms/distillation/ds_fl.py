@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper
@@ -69,7 +68,7 @@ class DSFL(ModelFamilies):
                 Exchange(self.learn, down, group.clients, local_inputs=own, batches=public)
                 for group, own in zip(groups, known, strict=True)
             ),
-            Exchange(self.follow, {**down, "w": server["w"]}, np.zeros(1, int), batches=public, site="pool"),
+            Exchange(self.follow, {**down, "w": server["w"]}, POOL, batches=public, site="pool"),
         ]
         return distilled.up if distilled.contributed.all() else server
 

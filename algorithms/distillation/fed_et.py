@@ -4,7 +4,6 @@ Federated Learning", 2022, Algorithm 1).
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.aggregators.masked_mean import masked_mean
 from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, scale, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper, Received
@@ -62,7 +61,7 @@ class FedET(ModelFamilies):
             result = yield Exchange(
                 self.transfer,
                 {"w": w, "teachers": teachers},
-                np.zeros(1, int),
+                POOL,
                 batches=self.hyper.distillation.batches,
                 site="pool",
             )

@@ -4,11 +4,10 @@ Algorithms 1 and 3).
 
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from hedgerow.algorithms.core.client_data import ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper
 from hedgerow.algorithms.objectives.distillation_loss import (
@@ -62,7 +61,7 @@ class FedDF(ModelFamilies):
         result = yield Exchange(
             self.fuse,
             {"students": students, "teachers": teachers},
-            np.zeros(1, int),
+            POOL,
             batches=self.hyper.distillation.batches,
             site="pool",
         )

@@ -7,12 +7,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, Batch, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten
 from hedgerow.algorithms.core.task import Task, drawn
 from hedgerow.algorithms.distillation.teacher import Taught
-from hedgerow.algorithms.distillation.teacher_outputs import SPEC, STREAM, TeacherOutputs
+from hedgerow.algorithms.distillation.teacher_outputs import STREAM, TeacherOutputs
 from hedgerow.algorithms.federated.central import Central
 from hedgerow.algorithms.nn.features import Features
 from hedgerow.algorithms.optim.local_sgd import minimize
@@ -62,7 +62,7 @@ class Student(Taught, Central):
             teacher = yield from self.teacher(cohort)
             server = self.remembering({"w": server["w"], "teacher": teacher, **self.extra_modules(cohort)})
         known = self.known(cohort.round - self.hyper.warm_start)
-        batches = {**self.batches(cohort), STREAM: SPEC}
+        batches = {**self.batches(cohort), STREAM: ONCE}
         result = yield Exchange(self.train, server, POOL, batches=batches, site="pool", local_inputs=known)
         if is_first_lesson:
             # After the lesson, because mini-batches depend on the number of their exchange.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.algorithm import Algorithm, mean_statistics
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, zeros_like
 from hedgerow.algorithms.core.task import Params, Task
@@ -42,25 +42,28 @@ class Taught(Algorithm):
     def teacher(self, cohort: Cohort) -> Generator[Exchange, Any, Params]:
         """Parameters of the teacher, and its normalisation statistics if any, in the first round that needs them."""
         w = self.teacher_task.init()
-        if plan := self.task.teacher_training:
-            lessons = {"train": BatchSpec(plan.batch_size, plan.epochs, views=1)}
+        if training := self.task.teacher_training:
+            lessons = {"train": BatchSpec(training.batch_size, training.epochs, views=1)}
             result = yield Exchange(self.train_teacher, {"w": w}, POOL, batches=lessons, site="pool")
             w = result.up["w"]
         if self.teacher_task.is_static:
-            once = {"statistics": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
-            statistics = yield Exchange(self.teacher_batch_norm_statistics, {"w": w}, POOL, batches=once, site="pool")
+            statistics = yield Exchange(
+                self.teacher_batch_norm_statistics, {"w": w}, POOL, batches={"statistics": ONCE}, site="pool"
+            )
             w = {**w, **statistics.up}
         return w
 
     def train_teacher(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Trains the teacher on the pooled samples."""
-        plan, w, losses = self.task.teacher_training, down["w"], []
+        training, w, losses = self.task.teacher_training, down["w"], []
         memory, batches = zeros_like(w), data.batches("train")
         steps = int(data.steps())
         # The check of a contract takes fewer steps than there are passes.
-        for epoch in range(1, min(plan.epochs, max(steps, 1)) + 1):
-            epoch_batches = islice(batches, steps // plan.epochs)
-            w, loss = minimize(self.teacher_task.loss, w, data, plan.at(epoch), batches=epoch_batches, memory=memory)
+        for epoch in range(1, min(training.epochs, max(steps, 1)) + 1):
+            epoch_batches = islice(batches, steps // training.epochs)
+            w, loss = minimize(
+                self.teacher_task.loss, w, data, training.at(epoch), batches=epoch_batches, memory=memory
+            )
             losses.append(loss)
         return {"w": w}, state, {"teacher_loss": torch.stack(losses).mean()}
 
@@ -71,8 +74,7 @@ class Taught(Algorithm):
 
     def evaluate_teacher(self, w: Params, cohort: Cohort) -> Exchange:
         """Exchange that scores the teacher on the test set, as `teacher_test_accuracy` in the round's record."""
-        once = {"test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)}
-        return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches=once, site="test")
+        return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches={"test": ONCE}, site="test")
 
     def examine(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         task = self.teacher_task.with_accuracy

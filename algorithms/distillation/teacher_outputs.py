@@ -3,14 +3,12 @@
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData, UnknownStreamError
+from hedgerow.algorithms.core.client_data import Batch, ClientData, UnknownStreamError
 from hedgerow.algorithms.core.task import Params, Task
 from hedgerow.algorithms.nn.features import Features, extract_features
 
 STREAM = "teacher"
 """Stream of all samples in a fixed order, declared by every exchange whose step calls `TeacherOutputs.prepare`."""
-
-SPEC = BatchSpec(EVAL_BATCH_SIZE, shuffle=False)
 
 MOST = 2**27
 """Maximum number of bytes of the outputs that are kept."""

@@ -107,10 +107,7 @@ class Central(Algorithm):
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         # Several models have no single prediction.
         task = self.task if self.hyper.starts == 1 else replace(self.task, scored=None)
-        totals = task.no_scores(data.x.device)
-        for batch in data.batches("test"):
-            totals = totals + self.each(lambda w, batch=batch: task.score(w, batch), down["w"])
-        scores = task.by_name(totals)
+        scores = task.tally(lambda batch: self.each(lambda w: task.score(w, batch), down["w"]), data)
         up: Tree = {name: scores[name] for name in ("correct", "samples") if name in scores}
         return up, state, {name: values.mean() for name, values in scores.items()}
 

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.stem import Stem
 
@@ -22,13 +20,13 @@ class STORM(Stem):
         return {}
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        pool, hyper = np.zeros(1, int), self.hyper
+        hyper = self.hyper
         if "momentum" not in server:
             first = {"train": BatchSpec(hyper.first_batch_size, steps=1)}
-            start = yield Exchange(self.begin, server, pool, batches=first, site="pool")
+            start = yield Exchange(self.begin, server, POOL, batches=first, site="pool")
             server = {**server, **start.up}
         steps = {"train": BatchSpec(hyper.batch_size, steps=hyper.steps)}
-        result = yield Exchange(self.train, server, pool, batches=steps, site="pool")
+        result = yield Exchange(self.train, server, POOL, batches=steps, site="pool")
         return result.up
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:

@@ -8,7 +8,7 @@ from hedgerow.algorithms.heterogeneous.early_exits import TwoArchitectures, TwoE
 class Decouple(TwoExits):
     """FedAvg on the simple clients and, separately, on the complex clients; nothing is shared [Acar2023]."""
 
-    shares = False
+    has_one_model = False
 
     Hyper = TwoArchitectures
 

@@ -42,7 +42,7 @@ class TwoExits(Algorithm):
 
     needs = frozenset({"classes", "early_exit"})
 
-    shares: ClassVar[bool] = True
+    has_one_model: ClassVar[bool] = True
 
     def incompatibility(self) -> str | None:
         if hasattr(self.task.module, "early"):
@@ -60,7 +60,7 @@ class TwoExits(Algorithm):
 
     def init_server(self) -> Tree:
         w = self.task.init()
-        server: Tree = {"w": w} if self.shares else {"w": w, "simple": self.early(w)}
+        server: Tree = {"w": w} if self.has_one_model else {"w": w, "simple": self.early(w)}
         return {**server, "latest": {"simple": self.early(w), "complex": w}} if self.hyper.latest else server
 
     def init_client(self) -> Tree:
@@ -90,7 +90,7 @@ class TwoExits(Algorithm):
 
     def simple(self, server: Tree) -> Params:
         """Parameters of the simple model."""
-        return self.early(server["w"]) if self.shares else server["simple"]
+        return self.early(server["w"]) if self.has_one_model else server["simple"]
 
     def aggregate(self, server: Tree, few: Aggregate, many: Aggregate) -> Tree:
         """Server models after the round: shared parameters are averaged over all clients, others over complex clients.
@@ -144,11 +144,9 @@ class TwoExits(Algorithm):
         """Scores both models."""
         # Predictions are those of the complex model.
         task = replace(self.task.with_accuracy, scored=None)
-        totals = task.no_scores(data.x.device)
-        for batch in data.batches("test"):
-            totals = totals + task.rate(self.logits(down["simple"], batch.x, "early"), batch)
+        totals = task.tally(lambda batch: task.rate(self.logits(down["simple"], batch.x, "early"), batch), data)
         up, state, metrics = super().evaluate_client(hp, down, state, data)
-        simple = {f"simple_{name}": total for name, total in task.by_name(totals).items() if name != "samples"}
+        simple = {f"simple_{name}": total for name, total in totals.items() if name != "samples"}
         return up, state, {**metrics, **simple}
 
 

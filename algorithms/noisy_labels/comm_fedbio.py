@@ -13,7 +13,7 @@ from torch import Tensor
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel, BilevelSGD
 from hedgerow.algorithms.bilevel.derivatives import Derivatives
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree, exceeds_size, flat, like, scale, sub
 
@@ -61,7 +61,7 @@ class CommFedBiO(Bilevel):
         everything = {"upper": BatchSpec(shuffle=False, split="validation")}
         result = yield self._training(server, cohort)
         z = server | result.up
-        outer = yield Exchange(self.outer, self.common(z), np.zeros(1, int), batches=everything, site="pool")
+        outer = yield Exchange(self.outer, self.common(z), POOL, batches=everything, site="pool")
         estimate = yield from self.crosses(z["y"], flat(outer.up["y"]), cohort.subset(result.contributed))
         if estimate is None:
             # The estimate diverged, so x is not updated.

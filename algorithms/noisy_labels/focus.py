@@ -3,19 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, StepResult
+from hedgerow.algorithms.core.client_data import ONCE, ClientData
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.optim.local_sgd import minimize
 
-EVERYTHING = BatchSpec(200, shuffle=False)
-HOPELESS = 1e30
-VALIDATION = replace(EVERYTHING, split="validation")
+LARGEST_ERROR = 1e30
+VALIDATION = replace(ONCE, split="validation")
 
 
 class Focus(FedAvg):
@@ -35,9 +33,9 @@ class Focus(FedAvg):
         alpha: float = Field(1.0, ge=0, description="how strongly errors reduce weights; 0 is FedAvg")
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
-        batches = {**self.hyper.batches, "all": EVERYTHING}
+        batches = {**self.hyper.batches, "all": ONCE}
         result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=batches, reduce="stack")
-        verdict = yield Exchange(self.judge, result.up["w"], np.zeros(1, int), batches={"all": VALIDATION}, site="pool")
+        verdict = yield Exchange(self.judge, result.up["w"], POOL, batches={"all": VALIDATION}, site="pool")
         errors = result.up["error"].double() + verdict.up["errors"].double()
         weights = torch.from_numpy(cohort.sizes[result.contributed]) * credibilities(errors, self.hyper.alpha)
         mean = tree_map(lambda leaf: torch.tensordot((weights / weights.sum()).to(leaf), leaf, 1), result.up["w"])
@@ -53,14 +51,11 @@ class Focus(FedAvg):
         several = range(len(next(iter(down.values()))))
         errors = [self.mean_loss(tree_map(lambda leaf, i=i: leaf[i], down), data) for i in several]
         # A model with a non-finite loss gets the largest error; the others are judged as usual.
-        return {"errors": torch.stack(errors).nan_to_num(HOPELESS, HOPELESS)}, state, {}
+        return {"errors": torch.stack(errors).nan_to_num(LARGEST_ERROR, LARGEST_ERROR)}, state, {}
 
     def mean_loss(self, w: Tree, data: ClientData) -> torch.Tensor:
         """Mean loss over all samples."""
-        totals = self.task.no_scores(data.x.device)
-        for batch in data.batches("all"):
-            totals = totals + self.task.score(w, batch)
-        scores = self.task.by_name(totals)
+        scores = self.task.tally(lambda batch: self.task.score(w, batch), data, "all")
         return scores["loss"] / scores[self.task.scoring.count("loss")]
 
 

@@ -2,14 +2,13 @@
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.measures import cross_entropies
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges, StepResult
+from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.parts import Part, Parts
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.federated.fedavg import FedAvg
@@ -18,8 +17,6 @@ from hedgerow.algorithms.problems.cleaning import NEEDED, Cleaning, found_of, on
 
 COUNTS = ("dropped_wrong", "dropped_samples", "wrong_samples")
 """Counts over the clients' samples, which are reported but not transmitted."""
-
-EVERYTHING = {"all": BatchSpec(200, shuffle=False)}
 
 
 class Preprocess(FedAvg):
@@ -63,12 +60,14 @@ class Preprocess(FedAvg):
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         if "benchmark" not in server:
             benchmark = yield Exchange(
-                self.benchmark, {"w": server["w"]}, np.zeros(1, int), batches=self._benchmark_batches, site="pool"
+                self.benchmark, {"w": server["w"]}, POOL, batches=self._benchmark_batches, site="pool"
             )
             server = {**server, "benchmark": benchmark.up["w"]}
         new = cohort.clients[(server["sizes"][cohort.clients] < 0).numpy()]
         if len(new):
-            selection = yield Exchange(self.sift, {"w": server["benchmark"]}, new, batches=EVERYTHING, reduce="stack")
+            selection = yield Exchange(
+                self.sift, {"w": server["benchmark"]}, new, batches={"all": ONCE}, reduce="stack"
+            )
             counts = [float(selection.metrics[name].sum()) for name in COUNTS]
             sizes = server["sizes"].index_put((torch.from_numpy(new[selection.contributed]),), selection.up["kept"])
             server = {**server, "sizes": sizes, "counts": server["counts"] + torch.tensor(counts)}

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Params, Task, drawn, mean_over
@@ -87,7 +87,7 @@ class GuidedObjective(FromTeacher):
 
     def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
         streams = super().batches(specs)
-        fit = {"fit": BatchSpec(EVAL_BATCH_SIZE, shuffle=False)} if self.guide.student_tau == "fit" else {}
+        fit = {"fit": ONCE} if self.guide.student_tau == "fit" else {}
         return {**streams, "guide": streams["train"], **fit}
 
     def at(self, round: int, initial: Any, now: Any) -> Self:

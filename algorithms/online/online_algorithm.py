@@ -1,11 +1,12 @@
 """Base class of stream learners: one task per round, scored before it is learnt, in one pass (thesis, chapter 5)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.parts import Parts
 from hedgerow.algorithms.core.pytree import Tree
@@ -62,7 +63,7 @@ class Online(Adapting):
     def efficiency(self, server: Tree, cohort: Cohort, points: Sequence[int]) -> Exchanges:
         """Scores U(w) after adaptation to the first n training samples of the task; one Aggregate per n in `points`."""
         down = {"w": self.evaluate_params(server)}
-        test = BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out")
+        test = replace(ONCE, split="held_out")
         return (
             yield [
                 Exchange(
@@ -77,8 +78,7 @@ class Online(Adapting):
 
     def untouched(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Scores the meta-model without adaptation."""
-        totals = self.tally(hp, down["w"], data, None)
-        return {}, state, self.task.by_name(totals)
+        return {}, state, self.task.tally(lambda batch: self.task.score(down["w"], batch), data)
 
     def look(self, w: Params, cohort: Cohort) -> Exchange:
         """Exchange for the gradient of the task's F at w, from all of its training samples: up["gradient"]."""

@@ -1,6 +1,6 @@
 """Algorithms that are trained and scored through an adaptation: f(U(w)) instead of f(w)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add
@@ -53,7 +53,7 @@ class Adapting(Algorithm):
         """Scores U(w) on the cohort's held-out samples; returns an empty Aggregate for the shared test set."""
         batches = {
             "support": BatchSpec(shuffle=False),
-            "test": BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="held_out"),
+            "test": replace(ONCE, split="held_out"),
         }
         down = {"w": self.evaluate_params(server)}
         nothing = Exchange(self.evaluate_client, {}, np.zeros(0, int))
@@ -61,16 +61,8 @@ class Adapting(Algorithm):
 
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Evaluation step of a client: adapts to all of its training samples and scores its test samples."""
-        totals = self.tally(hp, down["w"], data, next(data.batches("support"), None))
-        return {}, state, self.task.by_name(totals)
-
-    def tally(self, hp: Any, w: Params, data: ClientData, support: Batch | None) -> torch.Tensor:
-        """Sums of `Task.score` over the test samples."""
-        predictor, u = adapted(self.task, w, support, hp)
-        totals = self.task.no_scores(data.x.device)
-        for batch in data.batches("test"):
-            totals = totals + predictor.score(u, batch)
-        return totals
+        predictor, u = adapted(self.task, down["w"], next(data.batches("support"), None), hp)
+        return {}, state, self.task.tally(lambda batch: predictor.score(u, batch), data)
 
 
 class Adaptation(HyperParameters):
@@ -156,16 +148,8 @@ def adapted(task: Task, w: Params, support: Batch | None, hp: Any) -> tuple[Task
         members = members * support.mask[:, None]
     counts = members.sum(0)
     centres = (members.T @ outputs) / counts.clamp(min=1.0)[:, None]
-    nearest = PrototypeTask(
-        task.module,
-        task.mean,
-        task.std,
-        centres=centres,
-        seen=counts > 0,
-        layer=hp.proto_layer,
-        scored=task.scored,
-        scoring=task.scoring,
-    )
+    centred: Any = {"centres": centres, "seen": counts > 0, "layer": hp.proto_layer}
+    nearest = PrototypeTask(task.module, task.mean, task.std, scored=task.scored, scoring=task.scoring, **centred)
     return nearest, w
 
 

@@ -44,10 +44,8 @@ class Ditto(FedAvg):
             return up, state, metrics
         # Predictions are those of the personal model.
         task = replace(self.task.with_accuracy, scored=None)
-        totals = task.no_scores(data.x.device)
-        for batch in data.batches("test"):
-            totals = totals + task.score(down["w"], batch)
-        common = {f"global_{name}": total for name, total in task.by_name(totals).items() if name != "samples"}
+        totals = task.tally(lambda batch: task.score(down["w"], batch), data)
+        common = {f"global_{name}": total for name, total in totals.items() if name != "samples"}
         return up, state, {**metrics, **common}
 
     def incompatibility(self) -> str | None:

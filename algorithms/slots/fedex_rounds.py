@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.client_data import EVAL_BATCH_SIZE, BatchSpec, ClientData
+from hedgerow.algorithms.core.client_data import ONCE, ClientData
 from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree
@@ -94,7 +94,7 @@ class FedExRounds(Middleware):
             own = {FEDEX: {path: column[at] for path, column in self.columns.items()}}
         batches = dict(exchange.batches)
         if exchange.step.__name__ in self.algorithm.inner.training_steps:
-            batches[FEDEX] = BatchSpec(EVAL_BATCH_SIZE, shuffle=False, split="selection")
+            batches[FEDEX] = replace(ONCE, split="selection")
         return replace(exchange, per_client={**exchange.per_client, **own}, batches=batches)
 
     def after(self, exchange: Exchange, result: Aggregate) -> Aggregate:

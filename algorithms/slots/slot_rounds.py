@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.attacks.attack import attackers
+from hedgerow.algorithms.attacks.attack import Attack, attackers
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
 from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
-from hedgerow.algorithms.core.pytree import Tree, add, leaves, sub, tree_map, zeros_like
+from hedgerow.algorithms.core.pytree import Tree, add, leaves, shapes_of, sub, tree_map, zeros_like
 from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.algorithms.slots.middleware import AS_IS, ComposedAlgorithm, Middleware
 from hedgerow.algorithms.slots.slot_compatibility import (
@@ -335,11 +335,7 @@ class SlotRounds(Middleware):
         }
         attack = self.slots.attack
         if attack is not None and attacks is not None:
-            key = None
-            if attack.is_random:
-                assert data.key is not None
-                key = subkey(data.key, crc32(b"attack"))
-            malicious = attack.client(hp.attack, update, key)
+            malicious = attack.client(hp.attack, update, _key(attack, data, "attack"))
             update = tree_map(lambda bad, own: torch.where(attacks, bad, own), malicious, update)
         if not transforms:
             return {**up, **update}, new_state, states
@@ -351,10 +347,7 @@ class SlotRounds(Middleware):
             places = [""] if transform.joint else list(update)
             for place in places:
                 path, source = (str(i), step, place or "joint"), update if transform.joint else update[place]
-                key = None
-                if transform.is_random:
-                    assert data.key is not None
-                    key = subkey(data.key, crc32(f"{i} {place}".encode()))
+                key = _key(transform, data, f"{i} {place}")
                 before = {**_get(states, path), **_get(received, (str(i), place or "joint"))}
                 output, transform_state = transform.client(hp.transforms[i], source, before, key)
                 if transform.reports:
@@ -400,11 +393,19 @@ class SlotRounds(Middleware):
                     f"{name!r} of its step `{step}` is declared as a value of {part.like!r}, which the step does not "
                     "receive; broadcast it, or declare a difference"
                 )
-            if part.kind != "opaque" and _shapes(up[name]) != _shapes(self._initial[part.like]):
+            if part.kind != "opaque" and shapes_of(up[name]) != shapes_of(self._initial[part.like]):
                 raise ContractError(
                     f"{name!r} of its step `{step}` has another shape than {part.like!r} in `init_server`, which "
                     "`parts` names; name an entry of the same shape, or declare it as opaque"
                 )
+
+
+def _key(slot: Attack | Transform, data: ClientData, purpose: str) -> Tensor | None:
+    """Random key of a client's attack or transform; None if it draws no numbers."""
+    if not slot.is_random:
+        return None
+    assert data.key is not None
+    return subkey(data.key, crc32(purpose.encode()))
 
 
 def _marked(update: Tree, diverged: Tensor) -> Tree:
@@ -413,11 +414,6 @@ def _marked(update: Tree, diverged: Tensor) -> Tree:
     if not isinstance(update[first], dict):
         return {**update, first: torch.where(diverged, torch.nan, update[first])}
     return {**update, first: _marked(update[first], diverged)}
-
-
-def _shapes(tree: Any) -> Any:
-    """Shapes of a tree's leaves, by key."""
-    return {key: _shapes(child) for key, child in tree.items()} if isinstance(tree, dict) else tree.shape
 
 
 def _branches(tree: Tree) -> Tree:

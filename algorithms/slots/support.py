@@ -10,16 +10,10 @@ def _averages(algorithm: Algorithm) -> bool:
     return bool(algorithm.parts)
 
 
-def _takes_rules(algorithm: Algorithm) -> bool:
-    return _averages(algorithm) and not (algorithm.has_opaque_parts or algorithm.accumulates)
-
-
-def _keeps_client_states(algorithm: Algorithm) -> bool:
-    return type(algorithm).init_client is not Algorithm.init_client
-
-
 SLOTS: dict[str, Callable[[Algorithm], bool]] = {
-    "aggregation.rule": _takes_rules,
+    "aggregation.rule": lambda algorithm: (
+        _averages(algorithm) and not (algorithm.has_opaque_parts or algorithm.accumulates)
+    ),
     "aggregation.weighting": lambda algorithm: (
         algorithm.weighting != "own" and bool(algorithm.parts or algorithm.weighting)
     ),
@@ -28,7 +22,7 @@ SLOTS: dict[str, Callable[[Algorithm], bool]] = {
     "objective": lambda algorithm: bool(algorithm.training_steps),
     "simulation.attack": lambda algorithm: _averages(algorithm) and "all_clients" not in algorithm.needs,
     "privacy": lambda algorithm: algorithm.supports_privacy,
-    "schedule": lambda algorithm: algorithm.supports_async and not _keeps_client_states(algorithm),
+    "schedule": lambda algorithm: algorithm.supports_async and type(algorithm).init_client is Algorithm.init_client,
 }
 """Slot, by its key in the experiment file -> whether the declarations of an algorithm allow it."""
 

@@ -117,7 +117,7 @@ def local_gpus() -> int:
 
 def say_unused_gpus(resources: Resources, gpus: float) -> None:
     """Print one line if the nodes have GPUs that the clients do not use. gpus: number of GPUs of the nodes."""
-    if sentence := resources.unused_gpus(gpus):
+    if sentence := resources.unused_gpus_warning(gpus):
         say(sentence)
 
 

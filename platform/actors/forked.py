@@ -43,8 +43,8 @@ from hedgerow.platform.runtime.worker import Worker
 BUFFER = 2**22
 """Bytes of a socket's buffer: larger messages need more switches between the two processes."""
 
-TRIAL = 5
-"""Maximum seconds of the trial whether forked processes can compute."""
+PROBE_SECONDS = 5
+"""Maximum seconds of the probe whether forked processes can compute."""
 
 REPORTED_SECONDS = 2.0
 """Time within which it is known how a process has ended."""
@@ -75,7 +75,7 @@ def prepare() -> None:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     with warnings.catch_warnings():
-        # From Python 3.12 on, about threads of libraries. The trial shows whether they matter.
+        # From Python 3.12 on, about threads of libraries. The probe shows whether they matter.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process == 0:
@@ -129,12 +129,12 @@ def _fork_workers(requests: socket.socket) -> None:
     """Say whether children can compute gradients, then fork a worker for each connection that arrives, until the parent
     closes its end.
     """
-    if (trial := os.fork()) == 0:
+    if (probe := os.fork()) == 0:
         # Silent: it fails, or waits forever, if the process that calls `prepare` has computed before.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        signal.alarm(TRIAL)
+        signal.alarm(PROBE_SECONDS)
         _run_child(_compute)
-    failed = os.waitpid(trial, 0)[1]
+    failed = os.waitpid(probe, 0)[1]
 
     def report(*_: Any) -> None:
         """Report how workers have ended."""
@@ -282,7 +282,7 @@ class Forked:
         self.processes[worker].connection.settimeout(self.timeout or None)
         self.call(worker, "load_run", self._load)
 
-    def share(self, trees: list[Tree]) -> Any:
+    def publish(self, trees: list[Tree]) -> Any:
         """See Transport."""
         return [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees]
 
@@ -304,8 +304,8 @@ class Forked:
             error: TimeoutError | None = None
             try:
                 reply = receive(connection)  # type: ignore[arg-type]
-            except TimeoutError as silence:
-                error = silence
+            except TimeoutError as timeout:
+                error = timeout
             answers.append(
                 Answer(worker, lost=self._cause(worker, error)) if reply is None else Answer(worker, reply[0], reply[1])
             )

@@ -46,7 +46,7 @@ def trials_that_fit(resources: Resources, actors: int) -> int:
     return actors_that_fit(resources, node_resources()) // actors
 
 
-def cpu_share(trials: int) -> float:
-    """Number of CPUs per trial when this number of trials fills the cluster; at most the CPUs of one node."""
+def cpus_per_trial(trials: int) -> float:
+    """Number of CPUs of a trial when this number of trials fills the cluster; at most the CPUs of one node."""
     cpus = [node.get("CPU", 0.0) for node in node_resources()]
     return min(int(1e4 * sum(cpus) / trials) / 1e4, max(cpus))

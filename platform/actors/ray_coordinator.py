@@ -26,7 +26,7 @@ from hedgerow.platform.actors.placement import wait_for_room
 from hedgerow.platform.actors.ray_health import RayHealth, gcs_answers
 from hedgerow.platform.actors.ray_transport import LOST, ActorSpec, RayTransport, cause_of
 from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session, starts_here
-from hedgerow.platform.actors.shared_data import opened, share
+from hedgerow.platform.actors.shared_data import opened, put_dataset
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -113,7 +113,7 @@ class RayCoordinator:
         claim: Claim | None,
     ):
         self.parts, self.notify, self.timeout = parts, notify, experiment.resources.timeout
-        self.spec = ActorSpec([experiment], Surroundings.here(), share(dataset), ray.put(vars(partition)))
+        self.spec = ActorSpec([experiment], Surroundings.here(), put_dataset(dataset), ray.put(vars(partition)))
         several = on_cluster()
         self._run = checkpoints.absolute(), claim, parts, actors, several
         self._purpose = (

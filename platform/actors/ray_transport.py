@@ -158,7 +158,7 @@ class RayTransport:
         answer = self.actors[worker].load_run.remote(self.spec, self.spec.data, self.spec.partition)
         self._calls[answer] = _Call(worker, answer, [], [], starts=True)
 
-    def share(self, trees: list[Tree]) -> Any:
+    def publish(self, trees: list[Tree]) -> Any:
         """See Transport. In the object store, once, or pickled if storing them would cost more than it saves."""
         arrays = [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees]
         return pack(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)

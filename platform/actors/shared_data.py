@@ -20,7 +20,7 @@ class SharedArray:
     node: str
 
 
-def share(dataset: Dataset) -> Any:
+def put_dataset(dataset: Dataset) -> Any:
     """Reference to a data set in Ray's object store, for `opened`.
 
     On a cluster of one node, large arrays that are mapped from files stay there, and only their names are in the object

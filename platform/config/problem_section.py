@@ -55,7 +55,7 @@ class CleaningProblem(Problem):
     )
 
     def build(self, task: Task, dataset: Dataset, partition: Partition) -> BilevelTask:
-        rows, (_, sizes) = partition.rows("train"), partition.shares()["train"]
+        rows, (_, sizes) = partition.rows("train"), partition.splits()["train"]
         starts = np.cumsum(sizes) - sizes
         slots, places = np.zeros((2, len(dataset.y_train)), np.int64)
         slots[rows] = np.arange(len(rows))
@@ -95,8 +95,8 @@ class QuadraticProblem(Problem):
         assert isinstance(task.module, QuadraticModel)
         p, d = len(task.module.x), len(task.module.y)
         starts = Coefficients.ends(p, d)["c"]
-        shares = partition.shares()
-        parts = {share: _means(dataset.x_train, partition, *shares[share]) for share in ("train", "validation")}
+        splits = partition.splits()
+        parts = {split: _means(dataset.x_train, partition, *splits[split]) for split in ("train", "validation")}
         clients = np.concatenate([parts["train"][:, :starts], parts["validation"][:, starts:]], axis=1)
         return Quadratic(**task.fields, clients=torch.from_numpy(clients))
 

@@ -61,7 +61,7 @@ class Resources(Section):
         """Number of GPUs, or fraction of a GPU, that each client actor computes on."""
         return self.gpus_per_actor if self.device == "auto" else 0.0
 
-    def unused_gpus(self, gpus: float) -> str | None:
+    def unused_gpus_warning(self, gpus: float) -> str | None:
         """Sentence about the GPUs of the nodes if clients use none of them, unless the file chooses the CPU.
 
         gpus: number of GPUs of the nodes.

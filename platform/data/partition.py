@@ -54,7 +54,7 @@ class Partition:
         """`order`, followed by the public samples."""
         return self.order if self.public is None else np.concatenate([self.order, self.public])
 
-    def shares(self) -> dict[Split, Slices]:
+    def splits(self) -> dict[Split, Slices]:
         """Slices of `places` that each client uses for each split.
 
         If nothing is held out, clients are evaluated on their validation samples, or else on their training samples.
@@ -79,15 +79,15 @@ class Partition:
     @property
     def holds_out(self) -> bool:
         """Whether every client keeps samples for evaluation only."""
-        shares = self.shares()
-        used = shares["train"].sizes + shares["selection"].sizes + shares["validation"].sizes
+        splits = self.splits()
+        used = splits["train"].sizes + splits["selection"].sizes + splits["validation"].sizes
         return bool((self.sizes > used).all())
 
-    def rows(self, share: Split) -> np.ndarray:
+    def rows(self, split: Split) -> np.ndarray:
         """Indices of all clients' samples of a split, client by client; public samples occur once."""
-        if share == "public":
+        if split == "public":
             return self.order[:0] if self.public is None else self.public
-        slices = self.shares()[share]
+        slices = self.splits()[split]
         within = np.arange(len(self.order)) - np.repeat(slices.offsets, self.sizes)
         return self.order[(within >= 0) & (within < np.repeat(slices.sizes, self.sizes))]
 

@@ -1,4 +1,4 @@
-"""A trial of a user's module before the first round: whether it fits the data, its training mode, and vmap."""
+"""A probe of a user's module before the first round: whether it fits the data, its training mode, and vmap."""
 
 import io
 import random
@@ -35,7 +35,7 @@ from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.models.vmap_check import fingerprint
 
 CLIENTS, SAMPLES, REAL = 2, 4, 2
-"""Clients, samples of each, and those that are not padding, in the trial under vmap."""
+"""Clients, samples of each, and those that are not padding, in the probe under vmap."""
 
 
 def materialize(module: nn.Module, name: str, shape: tuple[int, ...], is_tokens: bool) -> None:
@@ -235,9 +235,9 @@ def _differing(before: Mapping[Any, tuple[Any, Any]], after: Mapping[Any, tuple[
 
 
 def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, ...], is_tokens: bool) -> str | None:
-    """Reason why a module cannot be trained for several clients at once, found in a trial; None if it can.
+    """Reason why a module cannot be trained for several clients at once, found by a probe; None if it can.
 
-    In the trial, two clients have their own samples, and draw the same random numbers. They have their own parameters
+    In the probe, two clients have their own samples, and draw the same random numbers. They have their own parameters
     and buffers, or share them, as in their first step and in evaluation. Their gradients and outputs must be those of
     one client after the other, and must not depend on padding, unless the module is only batched without it.
     """
@@ -331,7 +331,7 @@ def _samples(number: int, shape: tuple[int, ...], is_tokens: bool) -> Tensor:
 
 
 def _tracked(module: nn.Module) -> set[str]:
-    """Names of running statistics, which a trial may leave as they are: a mean of zeros is 0."""
+    """Names of running statistics, which a probe may leave as they are: a mean of zeros is 0."""
     return {
         f"{name}.{key}".removeprefix(".")
         for name, layer in module.named_modules()

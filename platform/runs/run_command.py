@@ -51,12 +51,12 @@ def run_files(
     """
     experiments = [load_experiment(file, overrides) for file in files]
     series: list[SeedSeries | None] = [None for _ in files]
-    plan = [(i, seeded) for i, experiment in enumerate(experiments) for seeded in experiment.each_seed()]
-    data_sets = [check(seeded, data_root) for _, seeded in plan]
+    seeded_runs = [(i, seeded) for i, experiment in enumerate(experiments) for seeded in experiment.each_seed()]
+    data_sets = [check(seeded, data_root) for _, seeded in seeded_runs]
     names = [None for _ in files] if job is None else names_in_job(experiments, job)
     runs: list[list[FinishedRun]] = [[] for _ in files]
     with _session(experiments, address):
-        for (i, seeded), data in zip(plan, data_sets, strict=True):
+        for (i, seeded), data in zip(seeded_runs, data_sets, strict=True):
             if experiments[i].seeds and not runs[i]:
                 # Only now: experiments with the same name need different folders.
                 series[i] = new_series(experiments[i], names[i])

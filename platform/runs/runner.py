@@ -45,7 +45,13 @@ from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
 from hedgerow.platform.tracking.best_round import Selection
 from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
-from hedgerow.platform.tracking.summary import diverged, kept, left_out, summarise, unscored_warning
+from hedgerow.platform.tracking.summary import (
+    divergence_warnings,
+    kept,
+    left_out_warnings,
+    summarise,
+    unscored_warnings,
+)
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_staleness
 from hedgerow.platform.ui.plotting import optional_figures
@@ -54,7 +60,7 @@ if TYPE_CHECKING:
     from hedgerow.platform.actors.ray_coordinator import RayCoordinator
     from hedgerow.platform.runtime.coordinator import Coordinator
 
-BEAT = 0.2
+ADVANCE_SECONDS = 0.2
 """Seconds of rounds between two reports to the driver."""
 
 
@@ -158,7 +164,7 @@ def _carry_out(
             folder.update(parts=coordinator.parts)
             done, termination.saves = False, True
             while not done:
-                news, done = coordinator.advance(BEAT)
+                news, done = coordinator.advance(ADVANCE_SECONDS)
                 lock.claim.check()
                 for record in news:
                     _report(record, tracker, show)
@@ -173,8 +179,9 @@ def _carry_out(
         evaluation = experiment.evaluation
         summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
         progress = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
-        warnings += left_out(progress["quarantined"]) + unscored_warning(records)
-        divergence = diverged(records, dataset.classes if experiment.task.loss.name == "cross_entropy" else 1)
+        warnings += left_out_warnings(progress["quarantined"]) + unscored_warnings(records)
+        classes = dataset.classes if experiment.task.loss.name == "cross_entropy" else 1
+        divergence = divergence_warnings(records, classes)
         warnings += divergence
         warnings += [TEST_SELECTED] * experiment.selects_on_test
         # Time of the rounds before an interruption, plus the whole session that finished the run.

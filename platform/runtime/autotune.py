@@ -85,14 +85,14 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """Work to be done under a plan. share: clients per worker in a round. rounds: number of remaining rounds.
+    """Work to be done under a plan. clients: number per worker in a round. rounds: number of remaining rounds.
 
     steps: mean number of mini-batches per client. alike: whether all clients have the same number, so that all chunks
     have one shape. megabytes: memory limit of a worker's process; None: no limit. variants: number of variants, each of
     which runs every client of a chunk.
     """
 
-    share: int
+    clients: int
     rounds: int = 1
     steps: int = 1
     alike: bool = False
@@ -100,24 +100,24 @@ class Workload:
     variants: int = 1
 
     def chunks(self, plan: ExecutionPlan) -> int:
-        """Number of chunks in a worker's share."""
-        return -(-self.share // plan.chunk)
+        """Number of chunks of a worker in a round."""
+        return -(-self.clients // plan.chunk)
 
     def seconds(self, plan: ExecutionPlan, cost: Measurement) -> float:
-        """Seconds for a worker's share, from the cost of one chunk."""
+        """Seconds of a worker for its clients of a round, from the cost of one chunk."""
         return self.chunks(plan) * cost.seconds
 
 
-def candidate_plans(config: EngineConfig, share: int, variants: int = 1) -> list[ExecutionPlan]:
-    """Plans that the file allows, for a worker with `share` clients in a round; small chunks first."""
-    chunks = chunk_sizes(share, variants) if config.chunk == "auto" else [min(config.chunk, max(1, share))]
+def candidate_plans(config: EngineConfig, clients: int, variants: int = 1) -> list[ExecutionPlan]:
+    """Plans that the file allows, for a worker with this number of clients in a round; small chunks first."""
+    chunks = chunk_sizes(clients, variants) if config.chunk == "auto" else [min(config.chunk, max(1, clients))]
     batched = [ExecutionPlan("vmap", chunk) for chunk in chunks]
     return [ExecutionPlan("loop"), *batched] if config.mode == "auto" else batched or [ExecutionPlan("vmap", 1)]
 
 
-def chunk_sizes(share: int, variants: int) -> list[int]:
-    """Chunk sizes that divide a share evenly; for several variants, only those with a limited total."""
-    chunks = {-(-share // -(-share // most)) for most in (4, 8, 16, 32, 64, 128)}
+def chunk_sizes(clients: int, variants: int) -> list[int]:
+    """Chunk sizes that divide the clients evenly; for several variants, only those with a limited total."""
+    chunks = {-(-clients // -(-clients // most)) for most in (4, 8, 16, 32, 64, 128)}
     return [
         chunk for chunk in sorted(chunks) if chunk * variants > 1 and chunk * variants <= max(TOGETHER, 4 * variants)
     ]
@@ -129,12 +129,12 @@ def shortened(batches: dict[str, BatchSpec], steps: int | None) -> dict[str, Bat
         return batches
     shortest = min((spec.steps for spec in batches.values() if spec.steps), default=steps)
     # A stream with several mini-batches per step is cut in proportion.
-    share = min(1.0, steps / shortest)
+    fraction = min(1.0, steps / shortest)
     return {
         name: replace(
             spec,
             size=spec.size or MEASURED_SAMPLES,
-            steps=steps if spec.steps is None else math.ceil(spec.steps * share),
+            steps=steps if spec.steps is None else math.ceil(spec.steps * fraction),
         )
         for name, spec in batches.items()
     }
@@ -151,7 +151,7 @@ def tune_plan(
     """
     if config.mode == "loop" or no_vmap:
         return ExecutionPlan("loop")
-    plans = candidate_plans(config, workload.share, workload.variants)
+    plans = candidate_plans(config, workload.clients, workload.variants)
     compiling = config.compile is not False and can_compile() and workload.alike and workload.steps <= UNROLLED
     if len(plans) == 1:
         # The file determines the plan, so nothing is measured.
@@ -214,7 +214,7 @@ def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -
 
 
 def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -> dict[ExecutionPlan, float]:
-    """Seconds of a worker's share under each plan, from small chunks to large ones.
+    """Seconds of a worker for its clients of a round, under each plan, from small chunks to large ones.
 
     Stops when larger chunks are slower, would exceed the memory limit, or ran out of memory. If the smallest chunk did,
     smaller ones are tried.

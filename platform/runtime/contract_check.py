@@ -126,8 +126,8 @@ def _dry_run(
 
 def _few(samples: Samples, number: int) -> Samples:
     """Samples reduced to at most `number` per client."""
-    shares = {name: part._replace(sizes=np.minimum(part.sizes, number)) for name, part in samples.shares.items()}
-    return replace(samples, shares=shares, owners=_few(samples.owners, number) if samples.owners else None)
+    splits = {name: part._replace(sizes=np.minimum(part.sizes, number)) for name, part in samples.splits.items()}
+    return replace(samples, splits=splits, owners=_few(samples.owners, number) if samples.owners else None)
 
 
 def _few_loops(hyper: Any) -> Any:
@@ -281,8 +281,8 @@ class _DryRun:
         if mode == "vmap":
             return True
         actors = self.experiment.resources.actors
-        share = self.experiment.cohort_size(self.cohort.population) / (actors if isinstance(actors, int) else 1)
-        return share > 1 and self.inner.trains_on != "stream"
+        clients_each = self.experiment.cohort_size(self.cohort.population) / (actors if isinstance(actors, int) else 1)
+        return clients_each > 1 and self.inner.trains_on != "stream"
 
     def not_batched(self, exchange: Exchange, error: Exception) -> Exception:
         """Error for a step that works for one client, but not for several at once."""

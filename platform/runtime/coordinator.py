@@ -183,7 +183,7 @@ class Coordinator:
     def _run_in_lockstep(self, variants: list[int]) -> None:
         """Run the next round of some variants: exchanges that are due together run in parallel."""
         for variant in variants:
-            self.servers[variant].sharing = len(variants)
+            self.servers[variant].running_variants = len(variants)
         rounds = {variant: self.servers[variant].run_round() for variant in variants}
         for variant in variants:
             self.executor.begin_round(variant)

@@ -35,7 +35,7 @@ SCANNED = 256
 class Samples:
     """A data set on the engine's device, divided among clients.
 
-    x, y: all samples, raw. order: rows of x and y, client by client. shares: which samples each client has in each
+    x, y: all samples, raw. order: rows of x and y, client by client. splits: which samples each client has in each
     split.
     """
 
@@ -43,7 +43,7 @@ class Samples:
     y: Tensor
     prepare: Callable[[Tensor], Tensor]
     order: np.ndarray
-    shares: Mapping[Split, Slices]
+    splits: Mapping[Split, Slices]
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     """Makes the views of raw samples, see ClientData."""
     owners: "Samples | None" = None
@@ -63,20 +63,20 @@ class Samples:
         """
         streams = {}
         for name, spec in batches.items():
-            shares, order = self.shares[spec.split], self.order
+            slices, order = self.splits[spec.split], self.order
             if spec.split == "public":
                 # All clients share one draw, in every exchange of the round.
-                draw = draw_batches(spec, (*key[:2], name), np.zeros(1, np.int64), shares.sizes[:1])
+                draw = draw_batches(spec, (*key[:2], name), np.zeros(1, np.int64), slices.sizes[:1])
                 positions, mask = (np.repeat(part, len(clients), axis=0) for part in draw)
-                starts = shares.offsets[:1, None, None]
+                starts = slices.offsets[:1, None, None]
             elif spec.pooled_from is None:
-                positions, mask = draw_batches(spec, (*key, name), clients, shares.sizes[clients])
-                starts = shares.offsets[clients][:, None, None]
+                positions, mask = draw_batches(spec, (*key, name), clients, slices.sizes[clients])
+                starts = slices.offsets[clients][:, None, None]
             else:
                 of, home = np.asarray(spec.pooled_from), self.owners or self
-                shares, order = home.shares[spec.split], home.order
-                owners, positions, mask = draw_pooled_batches(spec, (*key, name), clients, shares.sizes[of])
-                starts = shares.offsets[of][owners]
+                slices, order = home.splits[spec.split], home.order
+                owners, positions, mask = draw_pooled_batches(spec, (*key, name), clients, slices.sizes[of])
+                starts = slices.offsets[of][owners]
             rows = order[np.where(mask, positions + starts, 0)]
             if padded:
                 rows = self._padded(rows, mask)
@@ -115,7 +115,7 @@ class Samples:
             if spec.pooled_from is not None:
                 # Mini-batches without samples may then precede others.
                 return 1
-            largest = int(self.shares[spec.split].sizes.max(initial=1))
+            largest = int(self.splits[spec.split].sizes.max(initial=1))
             # The client with the fewest samples may pass over them in every step.
             most = max(most, largest * (spec.steps or spec.epochs), (spec.steps or 0) * (spec.size or largest))
         return max(1, DRAWN // most)

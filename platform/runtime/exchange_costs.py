@@ -99,25 +99,25 @@ class Delivery(Middleware):
 class SampleCounter(Middleware):
     """Counts the samples that the exchanges of a round draw."""
 
-    def __init__(self, shares: Mapping[Split, Slices]):
-        self.shares, self.drawn = shares, 0
+    def __init__(self, splits: Mapping[Split, Slices]):
+        self.splits, self.drawn = splits, 0
 
     def before(self, exchange: Exchange) -> Exchange:
-        self.drawn += drawn_samples(exchange, self.shares)
+        self.drawn += drawn_samples(exchange, self.splits)
         return exchange
 
 
-def drawn_samples(exchange: Exchange, shares: Mapping[Split, Slices]) -> int:
+def drawn_samples(exchange: Exchange, splits: Mapping[Split, Slices]) -> int:
     """Number of samples in all mini-batches of an exchange, over its clients; a sample counts once in each pass.
 
     For first-order methods, this is the number of sample gradients. It is exact, except for batches that come from one
-    of several clients each, for which it is the rounded mean. shares: samples of each client, by split.
+    of several clients each, for which it is the rounded mean. splits: samples of each client, by split.
     """
     if exchange.site not in ("clients", "pool"):
         return 0
     total = 0
     for spec in exchange.batches.values():
-        sizes = shares[spec.split].sizes
+        sizes = splits[spec.split].sizes
         if spec.split == "public":
             sizes = np.repeat(sizes[:1], len(exchange.clients))
         elif exchange.site == "pool":

@@ -97,7 +97,7 @@ class Executor:
         ]
         partials: dict[tuple[int, int], PartialAggregate] = {}
         try:
-            broadcasts = self.transport.share([exchange.received for exchange in exchanges])
+            broadcasts = self.transport.publish([exchange.received for exchange in exchanges])
             self._choose_plans(exchanges, parts, broadcasts)
             calls: dict[int, Call] = {}
             for number, shards in enumerate(parts):

@@ -251,7 +251,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
                 f"task.model: {experiment.task.model.name} normalises by statistics of all clients' samples, and "
                 f"{own}; choose another model"
             )
-    if "validation" in inner.needs and not partition.shares()["validation"].sizes.all():
+    if "validation" in inner.needs and not partition.splits()["validation"].sizes.all():
         raise UserError(
             f"task.partition.validation: every client needs validation samples with {name}, for its upper level or "
             "as the server's own samples; raise it"
@@ -383,7 +383,7 @@ def _check_streams(experiment: Experiment, partition: Partition) -> None:
     if experiment.objective is not None and "train" in batches:
         batches = experiment.objective.batches(batches)
     for spec in batches.values():
-        sizes = partition.shares()[spec.split].sizes
+        sizes = partition.splits()[spec.split].sizes
         steps = int(steps_per_client(spec, sizes).max(initial=0))
         require(
             INDEX * steps * (spec.size or int(sizes.max(initial=1))),

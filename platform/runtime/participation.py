@@ -59,13 +59,13 @@ def participation(simulation: Simulation, cohort: Cohort, seconds: np.ndarray, w
 class ParticipationSimulator(Middleware):
     """Simulates a round with late, unavailable and lost clients: the participants, the duration and the record entries.
 
-    shares: each client's samples. A client's time is that of the round's first exchange with clients, which decides for
+    splits: each client's samples. A client's time is that of the round's first exchange with clients, which decides for
     the whole round; later exchanges wait for all remaining clients, and add to the round's time. cost: downloads of the
     clients that were lost.
     """
 
-    def __init__(self, simulation: Simulation, sampled: Cohort, shares: Mapping[Split, Slices]):
-        self.simulation, self.sampled, self.shares = simulation, sampled, shares
+    def __init__(self, simulation: Simulation, sampled: Cohort, splits: Mapping[Split, Slices]):
+        self.simulation, self.sampled, self.splits = simulation, sampled, splits
         self.cost = CommunicationCost()
         self._later, self._begun = 0.0, False
 
@@ -96,18 +96,18 @@ class ParticipationSimulator(Middleware):
         return {**lost, "simulated_round_seconds": self._participation.seconds + self._later}
 
     def _seconds(self, cohort: Cohort, exchanges: list[Exchange]) -> np.ndarray:
-        return client_seconds(self.simulation, self.shares, cohort, exchanges)
+        return client_seconds(self.simulation, self.splits, cohort, exchanges)
 
 
 def client_seconds(
-    simulation: Simulation, shares: Mapping[Split, Slices], cohort: Cohort, exchanges: list[Exchange]
+    simulation: Simulation, splits: Mapping[Split, Slices], cohort: Cohort, exchanges: list[Exchange]
 ) -> np.ndarray:
     """Simulated seconds that each client of a cohort takes for exchanges that run in parallel."""
     steps, received = np.zeros((2, len(cohort.clients)))
     for exchange in exchanges:
         at = np.searchsorted(cohort.clients, exchange.clients)
         for spec in exchange.batches.values():
-            steps[at] += steps_per_client(spec, shares[spec.split].sizes[exchange.clients])
+            steps[at] += steps_per_client(spec, splits[spec.split].sizes[exchange.clients])
         received[at] += _received(exchange)
     return simulation.seconds(cohort, steps, received)
 

@@ -89,7 +89,7 @@ class Plans:
         measure: MeasureShards,
     ) -> ExecutionPlan:
         """Choose the plan of a step. fused: exchanges that run as one; parts: their shards."""
-        share = max(len(shards[0].clients) for shards in parts)
+        clients = max(len(shards[0].clients) for shards in parts)
         cohort = cohort_of(exchange)
         experiment, sizes = self.experiments[fused[0].variant], cohort.population_sizes
         assert sizes is not None, "the server adds them"
@@ -101,7 +101,7 @@ class Plans:
             "inline": experiment.resources.executor == "inline",
             "step": _key(exchange),
             "experts": len(fused),
-            "share": share,
+            "clients": clients,
             "numbers": _message_size(exchange),
             "hardware": hardware(),
         }
@@ -111,7 +111,7 @@ class Plans:
 
         steps, alike = _steps(exchange, sizes)
         rounds = experiment.rounds - cohort.round + 1
-        workload = Workload(share, rounds, steps, alike, experiment.resources.memory_mb, len(fused))
+        workload = Workload(clients, rounds, steps, alike, experiment.resources.memory_mb, len(fused))
         module, engine = owner_of(exchange).task.module, experiment.engine
         if getattr(module, "train_mode", None) is not None:
             # Replacements of torch functions are not traced.

@@ -58,7 +58,7 @@ class FederatedServer:
         self.cohort_size = experiment.cohort_size(self.population)
         self.sample_size = experiment.sample_size(self.population)
         self.account = experiment.privacy_account(self.population)
-        self.shares = partition.shares()
+        self.splits = partition.splits()
         self.tracks_client_models = experiment.evaluation.follows
         self.initial_client_state = initial_state(algorithm, self.tracks_client_models)
         self.test_shards = test_shards(test_samples)
@@ -68,7 +68,7 @@ class FederatedServer:
         pool, selection = partition.server_validation, partition.selection_sizes
         self.validation_shards = 0 if pool is None else test_shards(len(pool))
         self._validated = np.flatnonzero([] if selection is None else selection)
-        self.sharing = 1
+        self.running_variants = 1
         """Number of servers that run their rounds side by side: each counts an equal part of the time as its own."""
         self.keeps_predictions = False
         """Whether the predictions of each evaluation are kept in `predictions`. They change no other number."""
@@ -180,7 +180,7 @@ class FederatedServer:
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
         self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
-        self.seconds += (time.perf_counter() - start) / self.sharing
+        self.seconds += (time.perf_counter() - start) / self.running_variants
         record["seconds"] = self.seconds
         self.history.append(record)
         self._note(record)
@@ -235,7 +235,7 @@ class FederatedServer:
         cohort = self._cohort(number, clients)
         simulated = None
         if self.experiment.simulation:
-            simulated = ParticipationSimulator(self.experiment.simulation, cohort, self.shares)
+            simulated = ParticipationSimulator(self.experiment.simulation, cohort, self.splits)
             first = next(self.algorithm.round(self.state, cohort), [])
             cohort = simulated.answering(with_clients(first), self.cohort_size)
         counter, delivery = self._counter(), Delivery(cohort, self.variant)
@@ -262,7 +262,7 @@ class FederatedServer:
             return cohort, with_clients(next(self.algorithm.round(before, cohort), []))
 
         def seconds(clients: np.ndarray) -> np.ndarray:
-            return client_seconds(events.simulation, self.shares, *first(clients))
+            return client_seconds(events.simulation, self.splits, *first(clients))
 
         step = events.next_step(before[IN_FLIGHT], number, seconds, self._excluded(number))
         arrived = groups(step.arrivals)
@@ -288,7 +288,7 @@ class FederatedServer:
         return state, record | step.record(number - 1, self.history[-1] if self.history else {}), cost
 
     def _counter(self) -> SampleCounter | None:
-        return SampleCounter(self.shares) if self.counts_samples else None
+        return SampleCounter(self.splits) if self.counts_samples else None
 
     def _excluded(self, number: int) -> np.ndarray:
         """Clients that are quarantined in a round."""
@@ -368,7 +368,7 @@ class FederatedServer:
         """Run `steps`, and add the elapsed seconds to the clock."""
         start = time.perf_counter()
         result = yield from steps
-        self.clock[what] += (time.perf_counter() - start) / self.sharing
+        self.clock[what] += (time.perf_counter() - start) / self.running_variants
         return result
 
     def _is_evaluated(self, number: int) -> bool:

@@ -36,12 +36,12 @@ class Transport(Protocol):
         """Begin to start a worker, which has not been started or was lost."""
         ...
 
-    def share(self, trees: list[Tree]) -> Any:
+    def publish(self, trees: list[Tree]) -> Any:
         """Trees in a form that several calls may pass, each as `broadcasts`."""
         ...
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
-        """Begin to call a method of a worker. shared: result of `share`, passed as `broadcasts`; None: nothing."""
+        """Begin to call a method of a worker. shared: result of `publish`, passed as `broadcasts`; None: nothing."""
         ...
 
     def wait(self, seconds: float) -> list[Answer]:
@@ -81,7 +81,7 @@ class InProcess:
         self.built[worker] = self.build()
         self._calls.append((worker, "start", (), None))
 
-    def share(self, trees: list[Tree]) -> Any:
+    def publish(self, trees: list[Tree]) -> Any:
         """See Transport."""
         return trees
 

@@ -84,17 +84,17 @@ def samples_of_places(
     narrow = is_narrow(parameter for model in models for parameter in model.parameters())
     takes_padding = task.train_mode is None or task.train_mode.takes_padding
     clients = Samples(
-        train_x, train_y, prepare, partition.places, partition.shares(), task.augment, None, narrow, takes_padding
+        train_x, train_y, prepare, partition.places, partition.splits(), task.augment, None, narrow, takes_padding
     )
     test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SPLITS, shards), narrow=narrow)
     places: dict[Site, Samples] = {
         "clients": clients,
         "test": test,
-        "pool": Samples(train_x, train_y, prepare, pool.places, pool.shares(), task.augment, clients, narrow),
+        "pool": Samples(train_x, train_y, prepare, pool.places, pool.splits(), task.augment, clients, narrow),
     }
     if (held_back := partition.server_validation) is not None:
-        shares = dict.fromkeys(SPLITS, _shards(len(held_back)))
-        places["validation"] = Samples(train_x, train_y, prepare, held_back, shares, narrow=narrow)
+        splits = dict.fromkeys(SPLITS, _shards(len(held_back)))
+        places["validation"] = Samples(train_x, train_y, prepare, held_back, splits, narrow=narrow)
     return places
 
 

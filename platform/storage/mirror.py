@@ -11,7 +11,7 @@ from hedgerow.platform.storage.checkpoint import flaw, is_complete, newest_first
 from hedgerow.platform.storage.history import METRICS
 from hedgerow.platform.storage.remote import SEAL, Storage, uri_of
 
-BEAT = 1.0
+CHECK_SECONDS = 1.0
 """Seconds between two checks for new checkpoints."""
 
 Stamp = tuple[int, int]
@@ -163,7 +163,7 @@ class Mirror:
             if now != previous:
                 previous = now
                 self._attempt()
-            self._ended.wait(BEAT)
+            self._ended.wait(CHECK_SECONDS)
 
     def _attempt(self) -> None:
         assert self.storage is not None

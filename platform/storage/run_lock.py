@@ -55,7 +55,7 @@ class RunLock:
     def __init__(self, run: Path):
         self.run, self.folder = run, run.absolute() / ".lock"
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
+        self._thread = threading.Thread(target=self._touch, name="run-lock", daemon=True)
 
     def __enter__(self) -> "RunLock":
         try:
@@ -99,7 +99,7 @@ class RunLock:
             # Another process was faster.
             self._take()
 
-    def _beat(self) -> None:
+    def _touch(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS):
             with suppress(OSError):
                 os.utime(self.claim.file)
@@ -133,14 +133,14 @@ def _is_released(file: Path) -> bool:
 
 def _is_held(file: Path) -> bool:
     """Whether the process that holds a lock is alive. Waits for its heartbeat."""
-    beat, until = None, time.monotonic() + TIMEOUT_SECONDS
+    heartbeat, until = None, time.monotonic() + TIMEOUT_SECONDS
     with suppress(FileNotFoundError):
         while time.monotonic() < until and not _is_released(file):
-            last = beat
+            last = heartbeat
             # Opened each time, so that a network file system asks its server.
             with file.open() as stream:
-                beat = os.fstat(stream.fileno()).st_mtime_ns
-            if last not in (None, beat):
+                heartbeat = os.fstat(stream.fileno()).st_mtime_ns
+            if last not in (None, heartbeat):
                 return True
             time.sleep(HEARTBEAT_SECONDS / 10)
     return False

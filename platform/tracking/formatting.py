@@ -81,7 +81,7 @@ def scores_text(scores: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {number(value, unit_of(name))}" for name, value in scores.items())
 
 
-def dropped_text(dropped: int) -> str:
+def dropped_warning(dropped: int) -> str:
     """Warning about clients that diverged, with the fix."""
     answers = "1 client answer was" if dropped == 1 else f"{dropped} client answers were"
     return f"warning: {answers} not finite and left out; lower lr or set clip_norm"

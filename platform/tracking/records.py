@@ -13,7 +13,7 @@ from hedgerow.platform.config.validation_errors import objection
 from hedgerow.platform.storage.atomic_file import Altered, write_whole
 from hedgerow.platform.storage.sealed_json import CHECKSUM, is_cut_off, seal, unseal
 
-AGAIN = "restore it from a copy, or run the experiment again"
+RESTORE_FIX = "restore it from a copy, or run the experiment again"
 """Advice about a damaged file."""
 
 
@@ -263,7 +263,7 @@ def read_object(file: Path, model: type[BaseModel]) -> dict[str, Any]:
     try:
         return _checked(_text(file), model)
     except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); {AGAIN}") from None
+        raise UserError(f"{file} is damaged ({error}); {RESTORE_FIX}") from None
 
 
 def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
@@ -274,7 +274,7 @@ def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
     try:
         *lines, last = _text(file).split("\n")
     except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); {AGAIN}") from None
+        raise UserError(f"{file} is damaged ({error}); {RESTORE_FIX}") from None
     if not is_cut_off(last):
         lines.append(last)
     records = []
@@ -282,7 +282,7 @@ def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
         try:
             records.append(_checked(line, model))
         except ValueError as error:
-            raise UserError(f"{file}:{number} is damaged ({error}); remove the line, or {AGAIN}") from None
+            raise UserError(f"{file}:{number} is damaged ({error}); remove the line, or {RESTORE_FIX}") from None
     return records
 
 

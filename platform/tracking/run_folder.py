@@ -24,7 +24,7 @@ from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.ownership import accept, sealed_ownership
 from hedgerow.platform.tracking.records import (
-    AGAIN,
+    RESTORE_FIX,
     PartitionRecord,
     Record,
     RunRecord,
@@ -114,10 +114,10 @@ class RunFolder:
             try:
                 read_verified(self.experiment, expected)
             except OSError as error:
-                raise UserError(f"{self.experiment} cannot be read ({first_line(error)}); {AGAIN}") from None
+                raise UserError(f"{self.experiment} cannot be read ({first_line(error)}); {RESTORE_FIX}") from None
             except Altered as error:
                 raise UserError(
-                    f"{self.experiment} is not the file with which the run finished (it {error}); {AGAIN}"
+                    f"{self.experiment} is not the file with which the run finished (it {error}); {RESTORE_FIX}"
                 ) from None
         return record
 

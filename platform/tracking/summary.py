@@ -68,7 +68,7 @@ def kept(progress: dict[str, Any]) -> dict[str, Any]:
     return {"histograms": {}, "quarantined": {}} | {name: progress[name] for name in names if name in progress}
 
 
-def left_out(quarantined: dict[str, int]) -> list[str]:
+def left_out_warnings(quarantined: dict[str, int]) -> list[str]:
     """A sentence for each quarantined client, with the round."""
     return [
         f"client {client} was left out from round {round} on: it repeatedly killed the process that worked on it"
@@ -76,7 +76,7 @@ def left_out(quarantined: dict[str, int]) -> list[str]:
     ]
 
 
-def unscored_warning(records: list[RoundRecord]) -> list[str]:
+def unscored_warnings(records: list[RoundRecord]) -> list[str]:
     """A sentence about the clients that the last evaluation could not score."""
     unscored = next((r.get("unscored_clients") for r in reversed(records) if "client_loss" in r), None)
     if not unscored:
@@ -89,7 +89,7 @@ DIVERGED = 10.0
 """Ratio of the last test loss to the first one above which a classification has diverged."""
 
 
-def diverged(records: list[RoundRecord], classes: int) -> list[str]:
+def divergence_warnings(records: list[RoundRecord], classes: int) -> list[str]:
     """A sentence about a run that lost the answers of its last round, or whose last test loss is not finite or absurdly
     large.
 

@@ -9,7 +9,7 @@ from rich.progress import Progress as RichProgress
 from hedgerow.platform.common.numbers import number, unit_of
 from hedgerow.platform.common.table import wide_console
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import cost_table, dropped_text, summary_table
+from hedgerow.platform.tracking.formatting import cost_table, dropped_warning, summary_table
 from hedgerow.platform.tracking.summary import main_metric
 
 NEXT = (
@@ -100,7 +100,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
         costs.print(console)
     for name, summary in runs:
         if summary["dropped"]:
-            console.print(f"{name}: {dropped_text(summary['dropped'])}")
+            console.print(f"{name}: {dropped_warning(summary['dropped'])}")
         if absences := {name.replace("_", " "): lost for name, lost in summary.get("lost", {}).items() if lost}:
             console.print(
                 f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in absences.items())}"

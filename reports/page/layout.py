@@ -6,7 +6,7 @@ from typing import Any
 
 from hedgerow.platform.common.numbers import MeanStd, number, unit_of
 from hedgerow.platform.common.table import Column, Table
-from hedgerow.platform.tracking.formatting import dropped_text, scores_text, summary_columns, summary_row
+from hedgerow.platform.tracking.formatting import dropped_warning, scores_text, summary_columns, summary_row
 from hedgerow.platform.ui.charts import Chart
 from hedgerow.platform.ui.plots import histogram_charts
 from hedgerow.reports.analysis.comparison import EXPLAINED, compare, default_metric, is_lower_better
@@ -187,7 +187,7 @@ def _summary(groups: list[SeedGroup]) -> PageSection:
         texts.append("Means over seeds; results with ± one standard deviation.")
     for group in groups:
         if dropped := sum(run.summary["dropped"] for run in group.runs):
-            texts.append(f"{group.label}: {dropped_text(dropped)}.")
+            texts.append(f"{group.label}: {dropped_warning(dropped)}.")
         texts += [
             f"{group.label}, seed {run.seed}: {text}." for run in group.runs for text in run.record.get("diverged", [])
         ]
@@ -244,7 +244,7 @@ def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str
     lines = [*finished.deployed_sentences, *finished.selection_lines] if finished.trials else []
     texts = [*hedge_sentences(search), *lines]
     title = f"Search {search.folder.name} ({finished.spec.search.kind})"
-    alerts = [finished.test_note] if finished.test_note else []
+    alerts = [finished.test_selection_warning] if finished.test_selection_warning else []
     return PageSection(f"search-{index}", title, texts, parts, alerts)
 
 

@@ -98,7 +98,7 @@ def replay(
     the order of the configurations, of noise and of draws; None: the order of the recording and the seed of its file.
     Raises UserError.
     """
-    spec = replay_plan(recording, kind, settings, seed)
+    spec = replay_spec(recording, kind, settings, seed)
     search, experiment, number_of = spec.search, spec.experiment, len(recording.configurations)
     order = np.arange(number_of) if seed is None else np.random.default_rng(seed).permutation(number_of)
     curves = noisy_curves(recording, search, experiment.seed)
@@ -167,7 +167,7 @@ def replay(
     )
 
 
-def replay_plan(recording: Recording, kind: str, settings: Sequence[str], seed: int | None) -> SearchSpec:
+def replay_spec(recording: Recording, kind: str, settings: Sequence[str], seed: int | None) -> SearchSpec:
     """The search of a replay: the file of the recording with another section `search`. Raises UserError."""
     if kind == "pbt":
         raise UserError(

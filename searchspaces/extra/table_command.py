@@ -15,7 +15,7 @@ from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.searchspaces.extra.shared_trainings import taken_over, trained, trained_before
 from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, TableRow, all_tables, find_rows
 from hedgerow.searchspaces.extra.table_result import RowResult, read_result
-from hedgerow.searchspaces.extra.table_search import RowSearch, plan_row
+from hedgerow.searchspaces.extra.table_search import RowSearch, row_searches
 from hedgerow.searchspaces.extra.verdicts import verdict_on
 from hedgerow.searchspaces.tune.search_command import search_table
 from hedgerow.searchspaces.tune.search_runner import Data, check_search, finish_started, search
@@ -62,23 +62,23 @@ def _about(row: TableRow) -> str:
     return f"  (targets {targets})" if targets else ""
 
 
-def plan_table(
+def table_searches(
     name: str, changed: Sequence[str], methods: Sequence[str], grid: bool, output: Path | None
 ) -> list[RowSearch]:
-    """Plan the searches of a table's rows, or of one row; see `plan_row`. Raises UserError."""
+    """The searches of a table's rows, or of one row; see `row_searches`. Raises UserError."""
     table, rows = find_rows(name)
     folder = str(output) if output else None
-    return [plan for row in rows for plan in plan_row(table, row, changed, methods, grid, folder)]
+    return [one for row in rows for one in row_searches(table, row, changed, methods, grid, folder)]
 
 
-def show_plans(plans: Sequence[RowSearch]) -> CommandOutput:
+def show_searches(searches: Sequence[RowSearch]) -> CommandOutput:
     """Show the experiment files of lines."""
-    text = "---\n".join(plan.search.dump() for plan in plans)
-    return CommandOutput({"files": [plan.search.resolved for plan in plans]}, lambda: click.echo(text, nl=False))
+    text = "---\n".join(one.search.dump() for one in searches)
+    return CommandOutput({"files": [one.search.resolved for one in searches]}, lambda: click.echo(text, nl=False))
 
 
 def run_table(
-    plans: Sequence[RowSearch], data_root: Path | None, address: str | None, job: str | None = None
+    searches: Sequence[RowSearch], data_root: Path | None, address: str | None, job: str | None = None
 ) -> CommandOutput:
     """Run the lines of a table and print it next to the published numbers; reports why some lines cannot run.
 
@@ -86,37 +86,37 @@ def run_table(
     """
     ready: list[tuple[RowSearch, Data]] = []
     absent: list[str] = []
-    for plan in plans:
+    for one in searches:
         try:
             # All methods of a stream use the same data, which are built once.
-            same = ready and ready[-1][0].row is plan.row
-            ready.append((plan, ready[-1][1] if same else check_search(plan.search, data_root)))
+            same = ready and ready[-1][0].row is one.row
+            ready.append((one, ready[-1][1] if same else check_search(one.search, data_root)))
         except UserError as error:
-            absent.append(f"{plan.name}: {error}")
+            absent.append(f"{one.name}: {error}")
     if not ready:
         raise UserError(absent[0])
     results = []
     output = Path(ready[0][0].search.experiment.output)
-    runs = trained_before(output, [plan.name for plan, _ in ready])
-    searches = [plan.search.experiment for plan, _ in ready]
-    names = [None for _ in ready] if job is None else names_in_job(searches, job)
-    for (plan, data), name in zip(ready, names, strict=True):
-        sources = taken_over(plan.search, data, runs)
+    runs = trained_before(output, [one.name for one, _ in ready])
+    experiments = [one.search.experiment for one, _ in ready]
+    names = [None for _ in ready] if job is None else names_in_job(experiments, job)
+    for (one, data), name in zip(ready, names, strict=True):
+        sources = taken_over(one.search, data, runs)
         taken = {number: str(run.path.relative_to(output)) for number, run in sources.items()}
-        note = {"table": {**plan.note, "taken_from": taken}}
-        with search_table(plan.search) as table:
-            finished = finish_started(plan.search, name, table, address)
+        note = {"table": {**one.note, "taken_from": taken}}
+        with search_table(one.search) as table:
+            finished = finish_started(one.search, name, table, address)
             if finished is None:
-                finished = search(plan.search, data_root, table, address, data, note, begun=sources, name=name)
+                finished = search(one.search, data_root, table, address, data, note, begun=sources, name=name)
         runs |= trained(finished.folder)
-        results.append(read_result(plan.row, finished.folder))
+        results.append(read_result(one.row, finished.folder))
         if finished.warning:
             click.echo(f"  warning: {finished.warning}", err=True)
     for sentence in absent:
         click.echo(f"not run: {sentence}", err=True)
-    lines = list(dict.fromkeys(plan.row.name for plan in plans))
-    name = plans[0].table.name + (f"/{lines[0]}" if len(lines) == 1 else "")
-    return _closing(name, plans[0].table, results, output, absent)
+    lines = list(dict.fromkeys(one.row.name for one in searches))
+    name = searches[0].table.name + (f"/{lines[0]}" if len(lines) == 1 else "")
+    return _closing(name, searches[0].table, results, output, absent)
 
 
 def report_table(name: str, output: Path) -> CommandOutput:

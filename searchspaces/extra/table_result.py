@@ -8,7 +8,7 @@ from typing import Any
 
 from hedgerow.platform.common.numbers import cost_text, number, percent
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import dropped_text
+from hedgerow.platform.tracking.formatting import dropped_warning
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, reported, summarise, target_heading, target_label
 from hedgerow.searchspaces.extra.table_file import Cells, TableRow
@@ -161,7 +161,9 @@ class SweepResult(_Result):
         notes += [f"{title}: {heading}: trained once, in {run}" for heading, run in sources.items() if run]
         ended = [cost for cost in costs if cost["status"] != "finished"]
         notes += [f"{title}: {cost['heading']}: the run {cost['status']} before its end" for cost in ended]
-        return notes + [f"{MARK} {title}, {c['heading']}: {dropped_text(c['dropped'])}" for c in costs if c["dropped"]]
+        return notes + [
+            f"{MARK} {title}, {c['heading']}: {dropped_warning(c['dropped'])}" for c in costs if c["dropped"]
+        ]
 
     def values(self) -> dict[str, Any]:
         targets = {target_label(target, self.metric): self.costs(target) for target in self.targets}
@@ -339,7 +341,7 @@ class HedgeResult(_Result):
         if v["died"]:
             notes.append(f"{title}: {v['died']} experts failed before their first round")
         if v["dropped"]:
-            notes.append(f"{MARK} {title}: {dropped_text(v['dropped'])}")
+            notes.append(f"{MARK} {title}: {dropped_warning(v['dropped'])}")
         return notes
 
 

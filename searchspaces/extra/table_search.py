@@ -50,7 +50,7 @@ class RowSearch:
         return {**note, "trainings": trainings(self.search)}
 
 
-def plan_row(
+def row_searches(
     table: PublishedTable,
     row: TableRow,
     changed: Sequence[str] = (),
@@ -58,7 +58,7 @@ def plan_row(
     grid: bool = False,
     output: str | None = None,
 ) -> list[RowSearch]:
-    """Plan the searches over the methods of a row.
+    """The searches over the methods of a row.
 
     changed: overrides "key=value" of every method's experiment. methods: headings, ignoring case; empty: all of them.
     grid: run each method with every configuration of its published grid, if there is one; a stream always does.

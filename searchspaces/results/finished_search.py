@@ -14,7 +14,7 @@ from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.runs.finished_run import page, rounds_frame
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.formatting import dropped_text, scores_text
+from hedgerow.platform.tracking.formatting import dropped_warning, scores_text
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
@@ -131,7 +131,7 @@ class FinishedSearch:
         numbers = ", ".join(trial.name for trial in trials)
         sentences = [f"{len(trials)} of {len(self.trials)} trials diverged and cannot win: {numbers}"] * bool(trials)
         if dropped := int(sum(record["dropped"] for record in winner.records)):
-            sentences.append(f"trial {winner.name}, the winner: {dropped_text(dropped).removeprefix('warning: ')}")
+            sentences.append(f"trial {winner.name}, the winner: {dropped_warning(dropped).removeprefix('warning: ')}")
         return sentences
 
     @property
@@ -161,7 +161,7 @@ class FinishedSearch:
         return trial_labels(self.trials)[self.trials.index(winner)].removeprefix(f"{winner.name} ")
 
     @property
-    def test_note(self) -> str | None:
+    def test_selection_warning(self) -> str | None:
         """Warning about a selection by test samples; None if there was none."""
         return TEST_NOTE if self.spec.selects_on_test else None
 
@@ -331,7 +331,7 @@ class FinishedSearch:
         return f"<search {self.folder.name}: {self.status}, {len(self.trials)} trials>"
 
     def _repr_html_(self) -> str:
-        notes = "; ".join(note for note in (self.warning, self.test_note) if note)
+        notes = "; ".join(note for note in (self.warning, self.test_selection_warning) if note)
         return page(self.folder, self.status, notes or None, trial_table(self.rows), self._repr_png_())
 
     def _repr_png_(self) -> bytes | None:
@@ -346,7 +346,7 @@ class FinishedSearch:
             text += f"\n## {theta.table.title}\n\n{theta.table.markdown()}"
         if self.best_rows:
             text += f"\n## Best by metric\n\n{trial_table(self.best_rows).markdown()}"
-        if notes := [f"**{note}**" for note in [self.test_note] if note] + self.selection_lines:
+        if notes := [f"**{note}**" for note in [self.test_selection_warning] if note] + self.selection_lines:
             text += "\n" + "\n\n".join(notes) + "\n"
         (path / "results.md").write_text(text, encoding="utf-8")
 

@@ -19,7 +19,7 @@ from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, now
-from hedgerow.platform.tracking.summary import diverged, is_done, kept, summarise
+from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import COPIES, members
@@ -44,7 +44,7 @@ class SearchCallback(tune.Callback):
     """Forwards the reports of trials and Hedge, and maintains the records of the trials' run folders.
 
     folder: run folder of the search. lock: lock of that folder. notify: called with messages about silent trials.
-    classes: see `summary.diverged`.
+    classes: see `summary.divergence_warnings`.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class SearchCallback(tune.Callback):
         """Write the end of a trial to its record."""
         folder = expert_folder(self.folder, index)
         records = RunLog(folder.metrics).read()
-        folder.update(diverged=diverged(records, self.classes))
+        folder.update(diverged=divergence_warnings(records, self.classes))
         if not is_done(self.spec.experiment, records):
             self._end(index, "stopped")
         else:
@@ -225,7 +225,7 @@ class SearchCallback(tune.Callback):
             experiment = self.spec.experiment
             evaluation, modes = experiment.evaluation, experiment.task.modes
             summary = summarise(records, evaluation.targets, evaluation.target_metric, modes)
-            folder.update(specs=progress["plans"], summary=summary, **kept(progress))
+            folder.update(plans=progress["plans"], summary=summary, **kept(progress))
             self._end(index, "finished")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:

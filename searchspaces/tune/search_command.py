@@ -113,8 +113,8 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
         closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
         for theta in finished.thetas:
             theta.table.print()
-        if finished.test_note:
-            click.secho(finished.test_note, fg="red")
+        if finished.test_selection_warning:
+            click.secho(finished.test_selection_warning, fg="red")
         for line in [*finished.deployed_sentences, *finished.selection_lines]:
             click.echo(line)
         click.echo(f"search: {path} (results.csv, results.md, experts/)")

@@ -18,12 +18,12 @@ from ray.tune.experiment import Trial
 
 from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.actor_room import say_unused_gpus
-from hedgerow.platform.actors.placement import cpu_share, trials_that_fit, wait_for_room
+from hedgerow.platform.actors.placement import cpus_per_trial, trials_that_fit, wait_for_room
 from hedgerow.platform.actors.ray_coordinator import shutdown_idle
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.ray_transport import LOST
 from hedgerow.platform.actors.session import gpus_of_nodes, node_resources, ray_session
-from hedgerow.platform.actors.shared_data import share
+from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
@@ -50,7 +50,7 @@ from hedgerow.platform.tracking.run_folder import (
     started_run,
     unfinished_run,
 )
-from hedgerow.platform.tracking.summary import left_out
+from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import RunLog, Tracker
 from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
@@ -243,11 +243,13 @@ def _carry_out(
                 listener.save_trials()
             raise
         warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
-        warnings += _privacy_of_all(spec, folder, len(data[1]))
+        warnings += _privacy_warnings(spec, folder, len(data[1]))
         finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
             run_record = expert_folder(folder.path, int(trial.name)).record()
-            warnings += [f"trial {trial.name}: {sentence}" for sentence in left_out(run_record.get("quarantined", {}))]
+            warnings += [
+                f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
+            ]
         warnings += finished.divergence_warnings
         finished.write()
         warnings += _record(finished)
@@ -262,7 +264,7 @@ def _carry_out(
     return replace(finished, warning="; ".join(warnings) or None)
 
 
-def _privacy_of_all(spec: SearchSpec, folder: RunFolder, population: int) -> list[str]:
+def _privacy_warnings(spec: SearchSpec, folder: RunFolder, population: int) -> list[str]:
     """Keep epsilon of all trials together, and return a sentence on it; nothing without `privacy`."""
     trials = read_trials(folder)
     accounts = [spec.trial(trial.overrides).privacy_account(population) for trial in trials]
@@ -300,7 +302,7 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     request = trial_resources(resources)
     if spec.search.concurrency and spec.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
-        room, request = spec.search.concurrency, trial_resources(resources, cpu_share(spec.search.concurrency))
+        room, request = spec.search.concurrency, trial_resources(resources, cpus_per_trial(spec.search.concurrency))
     reports = ReportJournal(here / JOURNAL)
     # Of those that a searcher proposes, the ones that an interrupted search has tried.
     configurations = list(spec.configurations) or list(reports.proposals)
@@ -334,7 +336,7 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     complete: list[int] = []
     if resumes:
         config, complete = _resumable(tuning.config, reports, spec.experiment.seed, here, listener)
-    references = share(dataset), ray.put(vars(partition))
+    references = put_dataset(dataset), ray.put(vars(partition))
     rounds = dict(reports.rounds) if resumes else None
     shared = Shared(spec.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds)
     tuner = tune.Tuner(
@@ -457,7 +459,7 @@ def mixture_obstacle(spec: SearchSpec, configurations: list[Overrides], data: Da
     if dataset.targets != "classes" or experiment.task.loss.name != "cross_entropy":
         return "the models do not predict probabilities of classes"
     if experiment.task.partition.is_stream:
-        samples = int(partition.shares()["held_out"].sizes.max())
+        samples = int(partition.splits()["held_out"].sizes.max())
     elif not spec.search.metric.startswith("validation_"):
         return f"`metric: {spec.search.metric}` does not use the validation samples, on which it would be scored"
     elif partition.server_validation is not None:

@@ -323,15 +323,15 @@ def barrier_file(folder: Path) -> Path:
     return folder / ".barrier"
 
 
-def trial_resources(resources: Resources, share: float = 0.0) -> PlacementGroupFactory:
+def trial_resources(resources: Resources, cpus: float = 0.0) -> PlacementGroupFactory:
     """Resources of each trial: a bundle for its process and, with several client actors, one for each of them.
 
-    share: total CPUs that a trial reserves when fewer trials are to run at once than would fit.
+    cpus: total CPUs that a trial reserves when fewer trials are to run at once than would fit.
     """
     actors = client_actors(resources)
     one = actor_resources(resources)
     if actors == 1:
-        return PlacementGroupFactory([one | {"CPU": max(share, resources.cpus_per_actor)}])
+        return PlacementGroupFactory([one | {"CPU": max(cpus, resources.cpus_per_actor)}])
     strategy = resources.placement.upper()
-    rest = max(0.0, share - actors * resources.cpus_per_actor)
+    rest = max(0.0, cpus - actors * resources.cpus_per_actor)
     return PlacementGroupFactory([{"CPU": rest} if rest else {}, *[one] * actors], strategy)

@@ -172,7 +172,7 @@ from hedgerow import run
 from hedgerow.platform.actors import forked
 from hedgerow.platform.runs import runner
 
-runner.BEAT, forked.BUFFER = 0.0, 2**12
+runner.ADVANCE_SECONDS, forked.BUFFER = 0.0, 2**12
 
 
 def freeze(record):

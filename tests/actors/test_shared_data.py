@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import blobs
 
-from hedgerow.platform.actors.shared_data import SharedArray, opened, share
+from hedgerow.platform.actors.shared_data import SharedArray, opened, put_dataset
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.data.mapped_arrays import ArrayFile
 
@@ -23,7 +23,7 @@ def mapped(tmp_path, monkeypatch):
 
 @pytest.mark.exhaustive("processes")
 def test_other_processes_open_the_file_and_get_no_copy(mapped, tmp_path, ray_here, monkeypatch):
-    reference = share(mapped)
+    reference = put_dataset(mapped)
     values = ray_here.get(reference)
     assert {name for name, value in values.items() if isinstance(value, SharedArray)} == {"x_train"}
 

@@ -43,7 +43,7 @@ class Freezer:
 )
 def test_a_frozen_actor_is_replaced(title, name, tmp_path, monkeypatch):
     # The driver hears of every round by itself.
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
     calm = run(small(tmp_path / "calm", rounds=ROUNDS, resources__executor="inline"))
     freeze = Freezer(title)
     settings = {"rounds": ROUNDS, "resources__executor": "ray", "resources__timeout": 4}

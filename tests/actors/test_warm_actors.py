@@ -118,7 +118,7 @@ def test_one_that_died_at_rest_is_replaced(name, free, tmp_path):
 @pytest.mark.exhaustive("kills")
 def test_one_that_was_replaced_during_a_run_serves_the_next(free, tmp_path, monkeypatch):
     # The driver hears of every round by itself.
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
     def kill(record):
         if record["round"] == 1:

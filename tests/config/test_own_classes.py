@@ -154,7 +154,7 @@ def stop(record: dict) -> None:
 
 def test_a_run_on_data_of_ones_own_is_resumed_on_the_same_data_alone(here, monkeypatch):
     # The driver hears of every round by itself.
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
     calm = api.run("own.yaml", show=False, output="calm")
     with pytest.raises(RuntimeError, match="stopped"):
         api.run("own.yaml", show=stop)

@@ -312,7 +312,7 @@ def test_its_experiment_reads_back_and_is_not_imported_where_nothing_is_run(here
 
 def test_a_run_is_resumed_on_the_same_data_alone(here, monkeypatch):
     # The driver hears of every round by itself.
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
     def stop(record):
         if record["round"] == 2:

@@ -32,7 +32,7 @@ def data():
 
 
 def split_sizes(partition):
-    return {name: partition.shares()[name].sizes.tolist() for name in ("train", "validation", "held_out")}
+    return {name: partition.splits()[name].sizes.tolist() for name in ("train", "validation", "held_out")}
 
 
 def built(data, **task):

@@ -81,11 +81,11 @@ def test_holdout_keeps_a_share_of_each_client():
 
 def test_validation_is_a_third_part():
     partition = draw(IID(clients=100, holdout=0.25, validation=0.5))
-    shares = partition.shares()
-    assert (shares["train"].sizes == 150).all()
-    assert (shares["validation"].sizes == 300).all()
-    assert (shares["held_out"].sizes == 150).all()
-    parts = [partition.rows(share) for share in ("train", "validation", "held_out")]
+    splits = partition.splits()
+    assert (splits["train"].sizes == 150).all()
+    assert (splits["validation"].sizes == 300).all()
+    assert (splits["held_out"].sizes == 150).all()
+    parts = [partition.rows(split) for split in ("train", "validation", "held_out")]
     assert sorted(np.concatenate(parts)) == list(range(60000))
     pool = partition.pool()
     assert (pool.rows("train") == parts[0]).all()
@@ -96,7 +96,7 @@ def test_validation_by_class_moves_samples_for_validation_alone():
     own, by_class = (draw(IID(clients=10, validation=0.1, validation_by=by)) for by in ("client", "class"))
     assert (own.rows("train") == by_class.rows("train")).all()
     assert sorted(own.rows("validation")) == sorted(by_class.rows("validation"))
-    starts, sizes = by_class.shares()["validation"]
+    starts, sizes = by_class.splits()["validation"]
     found = [set(MNIST_LIKE[by_class.order[s : s + n]]) for s, n in zip(starts, sizes, strict=True)]
     # The classes are not equally frequent among these samples, and so a client may have two.
     assert all(len(classes) <= 2 for classes in found)

@@ -42,12 +42,12 @@ def test_public_samples_are_nobodys_own_and_everybodys(config):
     assert len(partition.public) == 30
     assert sorted([*partition.order, *partition.public]) == list(range(150))
     for one in (partition, partition.pool()):
-        starts, sizes = one.shares()["public"]
+        starts, sizes = one.splits()["public"]
         for start, size in zip(starts, sizes, strict=True):
             assert np.array_equal(one.places[start : start + size], partition.public)
-        for share in ("train", "validation", "held_out"):
-            assert not set(one.rows(share)) & set(partition.public)
-            starts, sizes = one.shares()[share]
+        for split in ("train", "validation", "held_out"):
+            assert not set(one.rows(split)) & set(partition.public)
+            starts, sizes = one.splits()[split]
             assert all(start + size <= len(one.order) for start, size in zip(starts, sizes, strict=True))
         assert np.array_equal(one.rows("public"), partition.public)
     if config.kind == "natural":
@@ -71,7 +71,7 @@ def test_wrong_labels_are_those_of_private_samples():
 def test_without_public_samples_partitions_are_what_they_were():
     partition = IID(clients=5).draw(DATA.y_train, 4, None, 0)
     assert partition.places is partition.order
-    assert (partition.shares()["public"].sizes == 0).all()
+    assert (partition.splits()["public"].sizes == 0).all()
     assert not len(partition.rows("public"))
 
 

@@ -88,7 +88,7 @@ def reference_round(wanted, module, make=Normed, number=1):
     """
     data, partition = build_data(wanted, None)
     x = (torch.tensor(data.x_train).float() - torch.tensor(data.mean)) / torch.tensor(data.std)
-    y, sizes, shares = torch.tensor(data.y_train), partition.train_sizes, partition.shares()["train"]
+    y, sizes, slices = torch.tensor(data.y_train), partition.train_sizes, partition.splits()["train"]
     states = []
     for client in range(len(partition)):
         net = make()
@@ -100,7 +100,7 @@ def reference_round(wanted, module, make=Normed, number=1):
         spec, key = wanted.algorithm.batches["train"], (wanted.seed, number, 0, "train")
         positions, mask = draw_batches(spec, key, np.array([client]), sizes[[client]])
         for rows, real in zip(positions[0], mask[0], strict=True):
-            rows = partition.places[rows[real] + shares.offsets[client]]
+            rows = partition.places[rows[real] + slices.offsets[client]]
             optimizer.zero_grad()
             F.cross_entropy(net(x[rows]), y[rows]).backward()
             optimizer.step()

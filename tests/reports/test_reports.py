@@ -21,7 +21,7 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.reports.analysis.run_reader import ReportData, Run, read_all
 from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import sections
-from hedgerow.searchspaces.extra.table_command import plan_table, run_table
+from hedgerow.searchspaces.extra.table_command import run_table, table_searches
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def table(ray_here, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("table")
     changed = ["rounds=4", "task.partition.tasks=4", "search.space={algorithm.lr: [0.01, 0.1]}",
                "tracking.enabled=false", "task.model.hidden=[8]", "evaluation.every=2"]  # fmt: skip
-    run_table(plan_table("moml/small/digits", changed, ["TOE"], False, output), None, None)
+    run_table(table_searches("moml/small/digits", changed, ["TOE"], False, output), None, None)
     (folder,) = (output / "tables").iterdir()
     return folder
 

@@ -30,7 +30,7 @@ SETTINGS = {
 @pytest.fixture(autouse=True)
 def each_round(monkeypatch):
     """The driver hears of every round by itself."""
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

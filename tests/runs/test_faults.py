@@ -44,7 +44,7 @@ def calm(tmp_path_factory):
 @pytest.fixture
 def each_round(monkeypatch):
     """The driver hears of every round by itself."""
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ SETTINGS = {"resources__executor": "inline", "algorithm": {"name": "fedavg", "ba
 @pytest.fixture
 def interrupted_at(monkeypatch):
     """Function that lets the next command be interrupted at a round, counted over all of its runs; 0: not at all."""
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
     def set_round(number):
         seen = []

@@ -48,7 +48,7 @@ def calm(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def each_round(monkeypatch):
     """The driver hears of every round by itself."""
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
 
 @pytest.fixture

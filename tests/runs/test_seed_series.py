@@ -23,7 +23,7 @@ SETTINGS = {"rounds": 2, "resources__executor": "inline", "algorithm": {"name": 
 @pytest.fixture(autouse=True)
 def each_round(monkeypatch):
     """The driver hears of every round by itself."""
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
 
 def test_an_estimate_is_the_interval_of_student():

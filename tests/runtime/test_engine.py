@@ -28,7 +28,7 @@ from hedgerow.platform.runtime.autotune import (
     tune_plan,
 )
 from hedgerow.platform.runtime.shards import ExecutionPlan, longest_first
-from hedgerow.platform.tracking.summary import unscored_warning
+from hedgerow.platform.tracking.summary import unscored_warnings
 
 DATA = blobs()
 RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
@@ -208,7 +208,7 @@ def test_clients_without_held_out_samples_are_left_out_of_the_means_over_clients
     assert record["client_accuracy_worst10"] == pytest.approx(min(accuracies))
     assert record["client_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert record["unscored_clients"] == 6 - len(scored)
-    assert unscored_warning([record])[0].startswith(f"{6 - len(scored)} clients have no samples")
+    assert unscored_warnings([record])[0].startswith(f"{6 - len(scored)} clients have no samples")
 
 
 def test_evaluation_on_schedule_and_after_the_last_round():

@@ -22,7 +22,7 @@ def exchange(on: str = "clients", **streams: BatchSpec) -> Exchange:
     return Exchange(lambda hp, down, state, data: (down, state, {}), {}, clients, batches=streams, site=on)
 
 
-def shares() -> dict:
+def splits() -> dict:
     sizes = {"train": SIZES, "selection": SIZES // 2, "public": np.full(4, 9)}
     return {split: Slices(np.zeros_like(own), own) for split, own in sizes.items()}
 
@@ -40,22 +40,22 @@ def shares() -> dict:
 )
 def test_counted_samples_are_the_real_samples_of_the_drawn_batches(spec):
     _, mask = draw_batches(spec, (0, 1, 0, "train"), CLIENTS, SIZES[CLIENTS])
-    assert drawn_samples(exchange(train=spec), shares()) == mask.sum()
+    assert drawn_samples(exchange(train=spec), splits()) == mask.sum()
     # Streams add up.
-    assert drawn_samples(exchange(train=spec, other=spec), shares()) == 2 * mask.sum()
+    assert drawn_samples(exchange(train=spec, other=spec), splits()) == 2 * mask.sum()
 
 
 def test_pools_public_samples_and_evaluations_are_counted_by_what_they_use():
-    assert drawn_samples(exchange("pool", train=BatchSpec(size=4)), shares()) == SIZES.sum()
-    assert drawn_samples(exchange(public=BatchSpec(size=4, split="public", epochs=2)), shares()) == 3 * 2 * 9
-    assert drawn_samples(exchange("test", train=BatchSpec(size=4)), shares()) == 0
+    assert drawn_samples(exchange("pool", train=BatchSpec(size=4)), splits()) == SIZES.sum()
+    assert drawn_samples(exchange(public=BatchSpec(size=4, split="public", epochs=2)), splits()) == 3 * 2 * 9
+    assert drawn_samples(exchange("test", train=BatchSpec(size=4)), splits()) == 0
     for spec in (
         BatchSpec(size=4, steps=5, pooled_from=(0, 2), mixed=True),
         BatchSpec(pooled_from=(0, 2), mixed=True),
         BatchSpec(size=4, pooled_from=(0, 2)),
     ):
         _, _, mask = draw_pooled_batches(spec, (0, 1, 0, "train"), CLIENTS, SIZES[[0, 2]])
-        assert drawn_samples(exchange(train=spec), shares()) == mask.sum()
+        assert drawn_samples(exchange(train=spec), splits()) == mask.sum()
 
 
 def coordinator(**algorithm):

@@ -28,7 +28,7 @@ STEPS = {"train": "train/clients", "evaluate": "evaluate_client/clients"}
 @pytest.fixture
 def round_by_round(monkeypatch):
     """Every round is reported before the next one runs."""
-    monkeypatch.setattr("hedgerow.platform.runs.runner.BEAT", 0.0)
+    monkeypatch.setattr("hedgerow.platform.runs.runner.ADVANCE_SECONDS", 0.0)
 
 
 def vmap(chunk: int) -> dict:

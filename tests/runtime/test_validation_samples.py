@@ -116,7 +116,7 @@ def test_samples_of_the_test_set_and_public_ones_of_another_set_stay_out_of_the_
 
 def test_without_the_section_nothing_changes():
     partition = drawn(IID(clients=5))
-    assert not partition.shares()["selection"].sizes.any()
+    assert not partition.splits()["selection"].sizes.any()
     assert (partition.selection_sizes, partition.server_validation) == (None, None)
     plain, _ = records(values())
     assert not any("validation" in name for name in plain[-1])

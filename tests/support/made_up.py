@@ -3,7 +3,7 @@
 import math
 
 from hedgerow.searchspaces.extra.table_file import PublishedTable, TableRow
-from hedgerow.searchspaces.extra.table_search import RowSearch, plan_row
+from hedgerow.searchspaces.extra.table_search import RowSearch, row_searches
 from hedgerow.searchspaces.results.trials import Trial
 
 NAN = float("nan")
@@ -102,5 +102,5 @@ def deployed_records() -> list[dict]:
 
 def sweep_of(table: PublishedTable, row: TableRow, *options, **more) -> RowSearch:
     """The single search that runs a row of a table."""
-    (search,) = plan_row(table, row, *options, **more)
+    (search,) = row_searches(table, row, *options, **more)
     return search

@@ -205,7 +205,7 @@ def test_a_run_that_is_running_cannot_be_resumed(tmp_path):
 
 
 def test_a_run_that_was_taken_over_while_it_was_suspended_leaves_the_folder_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
     left: set[str] = set()
 
     def take_over(record):

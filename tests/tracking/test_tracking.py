@@ -271,7 +271,7 @@ def server(tmp_path):
 @pytest.mark.exhaustive("processes")
 def test_a_server_that_goes_down_and_comes_back_or_is_slow_misses_nothing(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
     def arrived(folder):
         client = MlflowClient(server.uri)

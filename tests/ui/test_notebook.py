@@ -129,7 +129,7 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_is_read_and_resumed_to_the_same_end(ran, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(runner, "BEAT", 0.0)
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
 
     def stop(record):
         if record["round"] == 3:

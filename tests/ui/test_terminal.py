@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.tracking.formatting import summary_table
-from hedgerow.platform.tracking.summary import diverged, summarise
+from hedgerow.platform.tracking.summary import divergence_warnings, summarise
 from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.platform.ui.terminal import Progress, closing_table
 
@@ -100,9 +100,10 @@ def test_large_losses_are_written_in_scientific_form():
 )
 def test_a_run_has_diverged_if_its_last_loss_is_absurd(losses, classes, says):
     run = [{"round": number, "test_loss": loss} for number, loss in enumerate(losses, start=1)]
-    found = diverged(run, classes)
+    found = divergence_warnings(run, classes)
     assert found == [] if says is None else says in found[0]
-    assert diverged([{"round": 1, "ctm": 0.5, "test_loss": 1.0}, {"round": 2, "ctm": 0.5, "test_loss": 99.0}], 10) == []
+    stream = [{"round": 1, "ctm": 0.5, "test_loss": 1.0}, {"round": 2, "ctm": 0.5, "test_loss": 99.0}]
+    assert divergence_warnings(stream, 10) == []
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_run_has_diverged_if_no_client_answered_with_finite_numbers_in_its_las
     first = {"round": 1, "test_loss": 2.3, "dropped": 5, "participants": 5}
     run = [first, {"round": 2, "test_loss": 2.3, "dropped": dropped, "participants": participants}]
     says = "the run diverged: the answers of all clients in round 2 were not finite; lower lr or set clip_norm"
-    assert diverged(run, 10) == [says] * lost
+    assert divergence_warnings(run, 10) == [says] * lost
 
 
 def test_a_table_leaves_out_columns_and_cuts_no_word():

@@ -159,7 +159,7 @@ def _noisy(partition: Partition, labels: np.ndarray, classes: int, noise: tuple[
         raise UserError("task.partition.label_noise: this data set has a single class; remove it")
     rng = np.random.default_rng([seed, 53])
     noisy_labels = labels.copy()
-    for start, size in zip(*partition.shares()["train"], strict=True):
+    for start, size in zip(*partition.splits()["train"], strict=True):
         wrong = round(rng.uniform(*noise) * size)
         rows = partition.order[start + rng.choice(size, wrong, replace=False)]
         noisy_labels[rows] = (labels[rows] + rng.integers(1, classes, wrong)) % classes
@@ -168,7 +168,7 @@ def _noisy(partition: Partition, labels: np.ndarray, classes: int, noise: tuple[
 
 def _validated_by_class(partition: Partition, labels: np.ndarray) -> Partition:
     """Redistributes the clients' validation samples: sorted by class, they are dealt in a row."""
-    starts, sizes = partition.shares()["validation"]
+    starts, sizes = partition.splits()["validation"]
     places = np.repeat(starts, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     order = partition.order.copy()
     rows = order[places]

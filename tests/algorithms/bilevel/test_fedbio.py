@@ -218,8 +218,8 @@ def test_a_client_that_diverges_is_left_out_of_the_round(name):
     data = runs.worker.samples["clients"]
     # A copy, in which a sample of the last client is no number.
     poisoned = data.x.clone()
-    poisoned[data.order[data.shares["train"].offsets[4]]] = float("nan")
-    runs.worker.samples["clients"] = type(data)(poisoned, data.y, data.prepare, data.order, data.shares)
+    poisoned[data.order[data.splits["train"].offsets[4]]] = float("nan")
+    runs.worker.samples["clients"] = type(data)(poisoned, data.y, data.prepare, data.order, data.splits)
     records = list(runs)
     assert all(np.isfinite(leaf.numpy()).all() for leaf in flatten(runs.server).values())
     assert sum(record["dropped"] for record in records) > 0

@@ -149,7 +149,7 @@ def test_the_oracle_trains_as_if_wrong_samples_were_not_there():
     config = oracle.servers[0].experiment.task.partition
     clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     # The same clients without those samples.
-    rows = [clients.order[o : o + n] for o, n in zip(*clients.shares()["train"], strict=True)]
+    rows = [clients.order[o : o + n] for o, n in zip(*clients.splits()["train"], strict=True)]
     right = [some[clients.labels[some] == DATA.y_train[some]] for some in rows]
     assert sum(map(len, right)) < clients.train_sizes.sum()
     sizes = np.array([len(some) for some in right])
@@ -173,7 +173,7 @@ def test_focus_weighs_by_samples_and_credibilities():
     clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     start, own = runs.server["w"], torch.from_numpy(clients.rows("validation"))
     models, errors, sizes = [], [], clients.train_sizes
-    for offset, size in zip(*clients.shares()["train"], strict=True):
+    for offset, size in zip(*clients.splits()["train"], strict=True):
         rows = torch.from_numpy(clients.order[offset : offset + size])
         batch = Batch(samples.x[rows], samples.y[rows])
         w = {name: p.clone().requires_grad_() for name, p in start.items()}

@@ -79,7 +79,7 @@ def test_what_clients_send_makes_the_hypergradient(scale):
     runs = noisy({**section, "lr": 1e-9}, rounds=1, model={"name": "logreg"})
     config = runs.servers[0].experiment.task.partition
     clients, task = config.draw(DATA.y_train, DATA.classes, None, 0), runs.servers[0].algorithm.task
-    rows, own = (torch.from_numpy(clients.rows(share)) for share in ("train", "validation"))
+    rows, own = (torch.from_numpy(clients.rows(split)) for split in ("train", "validation"))
     samples, x = torch.from_numpy(DATA.x_train), task.start()["x"]
     train = Batch(samples[rows], torch.from_numpy(clients.labels)[rows], rows=rows)
     validation = Batch(samples[own], torch.from_numpy(DATA.y_train)[own], rows=own)

@@ -13,7 +13,7 @@ from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.extra.table_file import family_tables, find_rows
-from hedgerow.searchspaces.extra.table_search import plan_row
+from hedgerow.searchspaces.extra.table_search import row_searches
 
 TABLES = family_tables("moml")
 LINES = [(table, line) for table in TABLES.values() for line in table.rows]
@@ -22,7 +22,7 @@ EXPERTS = {"toe": 8, "fs": 4, "mogd": 8, "ftml": 8, "moml": 24, "b_moml": 24, "m
 
 @pytest.mark.parametrize(("table", "line"), LINES, ids=lambda one: one.name)
 def test_every_method_of_a_line_has_the_experts_of_the_thesis_and_its_own_hedge(table, line):
-    plans = plan_row(table, line)
+    plans = row_searches(table, line)
     assert [plan.headings[0] for plan in plans] == list(line.methods)
     for plan in plans:
         assert len(plan.search.configurations) == EXPERTS[plan.search.experiment.algorithm.name]
@@ -35,9 +35,9 @@ def test_every_method_of_a_line_has_the_experts_of_the_thesis_and_its_own_hedge(
 def test_a_table_takes_the_cross_entropy_of_algorithm_10():
     (line,) = find_rows("moml/5.1/s-mnist")[1]
     changed = ["search.metric=test_loss", "search.loss=raw", "search.range=[0, 4.6]"]
-    by_set = plan_row(TABLES["5.1"], line, changed)[0].search.search
+    by_set = row_searches(TABLES["5.1"], line, changed)[0].search.search
     rule = {"metric": "test_loss", "loss": "raw", "range": [0.0, 4.6]}
-    by_rule = plan_row(TABLES["5.1"], replace(line, values={**line.values, "search": rule}))[0].search.search
+    by_rule = row_searches(TABLES["5.1"], replace(line, values={**line.values, "search": rule}))[0].search.search
     assert by_set == by_rule
     assert (by_set.mode, by_set.loss, by_set.range, by_set.gamma, by_set.rate) == (
         "min", "raw", [0.0, 4.6], 0.1, "fixed",
@@ -50,7 +50,7 @@ def test_a_table_takes_the_cross_entropy_of_algorithm_10():
 )
 def test_streams_are_those_of_the_thesis(name, tasks, train, batch):
     (line,) = find_rows(f"moml/5.1/{name}")[1]
-    experiment = plan_row(TABLES["5.1"], line, methods=["MOML"])[0].search.experiment
+    experiment = row_searches(TABLES["5.1"], line, methods=["MOML"])[0].search.experiment
     assert (experiment.rounds, experiment.task.partition.train, experiment.algorithm.batch_size) == (
         tasks,
         train,

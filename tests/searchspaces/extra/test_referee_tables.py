@@ -9,7 +9,7 @@ from hedgerow.platform.data.sources.vision import MNIST
 from hedgerow.platform.runtime.factory import build_partition, check_task
 from hedgerow.searchspaces.extra.papers.referee_parts import sigmoid_cross_entropy, standardised_mnist
 from hedgerow.searchspaces.extra.table_file import find_rows
-from hedgerow.searchspaces.extra.table_search import plan_row
+from hedgerow.searchspaces.extra.table_search import row_searches
 
 CELLS = {
     "flute-lr-mnist/two-classes": "81%",
@@ -34,7 +34,7 @@ def mnist_like(samples: int) -> Dataset:
 def test_a_row_has_the_published_cells_and_can_be_run(name):
     table, (row,) = find_rows(f"referee/{name}")
     assert " ".join(row.published[None].values()) == CELLS[name]
-    (plan,) = plan_row(table, row)
+    (plan,) = row_searches(table, row)
     assert plan.headings == list(row.methods)
     dataset = mnist_like(30000)
     for overrides in plan.search.configurations:

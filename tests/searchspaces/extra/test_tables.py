@@ -21,7 +21,7 @@ from hedgerow.searchspaces.extra import shared_trainings as sharing
 from hedgerow.searchspaces.extra.shared_trainings import taken_over, trained_before, training
 from hedgerow.searchspaces.extra.table_file import FAMILIES, family_tables, find_rows
 from hedgerow.searchspaces.extra.table_result import SweepResult
-from hedgerow.searchspaces.extra.table_search import plan_row
+from hedgerow.searchspaces.extra.table_search import row_searches
 from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import load_search
 
@@ -243,7 +243,7 @@ def test_no_table_trains_the_same_experiment_twice(family):
     for table in family_tables(family).values():
         found: dict = {}
         done: list[str] = []
-        for plan in [plan for row in table.rows for plan in plan_row(table, row)]:
+        for plan in [plan for row in table.rows for plan in row_searches(table, row)]:
             fingerprints = plan.note["trainings"]
             done += [one for one in fingerprints if one not in found]
             found |= dict.fromkeys(fingerprints, plan.name)

@@ -75,7 +75,7 @@ def test_hedge_weighs_by_validation_and_a_search_by_test_samples_can_be_resumed(
     old.folder.update(status="interrupted")
     resumed = resume_search(str(old.folder.path))
     assert resumed.hedge == old.hedge
-    assert resumed.test_note == TEST_NOTE
+    assert resumed.test_selection_warning == TEST_NOTE
     new = search(plan(tmp_path, **settings, search={"space": SPACE}))
     for record in new.hedge:
         expert = [trial.records[record["round"] - 1]["validation_accuracy"] for trial in new.trials]
