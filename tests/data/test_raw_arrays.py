@@ -176,6 +176,10 @@ def test_clients_are_numbered_in_the_order_of_their_ids():
     decimals = np.array([1.2, -1.7, 1.7, 1.21])[Y]
     assert build(X, clients=decimals).train_clients.tolist() == np.array([1, 0, 2])[Y].tolist()
     assert build(X, clients=2**60 + Y).train_clients.tolist() == Y.tolist()
+    large = np.array([2**60 + 2, 2**60 + 3, 2**60 + 1])
+    unsigned = build(X, clients=np.uint64(2**60) + Y.astype(np.uint64), test=RawSplit(X[:3], Y[:3], large))
+    assert unsigned.test_clients.tolist() == [2, -1, 1]
+    assert build(X, Y.astype(np.uint64), test=RawSplit(X[:3], Y[:3])).class_names == ("0", "1", "2")
     assert build(X, clients=decimals, test=RawSplit(X[:3], Y[:3], [1.7, 1.2, 1])).test_clients.tolist() == [2, 1, -1]
 
 
@@ -221,6 +225,8 @@ def hole(value, row=7):
         ((X.astype(complex),), {}, "has x_train of complex128; give numbers"),
         ((X.astype(object),), {}, "has a value of type float among objects in x_train, entry 0; give an array of num"),
         ((X, ["1", *map(int, Y[1:])]), {"test": None}, "has numbers and text in y_train; give one of them"),
+        ((X,), {"clients": [2**60 + 1, 0.5] * 30}, "floats do not tell such ids apart; give whole numbers, or text"),
+        ((X,), {"clients": np.full(60, 2**63, np.uint64)}, "more than 64 bits with a sign hold; give text"),
         ((X,), {"clients": [1, "1"] * 30}, "has numbers and text in the clients of train samples; give one of them"),
         ((np.ma.array(X, mask=X[7, 3] == X),), {}, "has a masked value in x_train, entry 7; fill it in, or remove"),
         (([*X[:59], np.ma.array(X[0], mask=[1, 0, 0, 0, 0])],), {"test": None}, "a masked value in x_train, entry 59"),

@@ -74,7 +74,7 @@ def build_dataset(
             f"{at} has {xs['train'].dtype} samples in x_train and {xs['test'].dtype} in x_test; give them one type"
         )
     dtype = max(types.values(), key=lambda one: one.itemsize)
-    labels = {part: as_array(split.y, f"y_{part}", at) for part, split in splits.items()}
+    labels = {part: _as_names(split.y, f"y_{part}", at) for part, split in splits.items()}
     for part, y in labels.items():
         if y.shape[:1] != xs[part].shape[:1]:
             raise UserError(
@@ -145,6 +145,17 @@ def as_array(values: Any, what: str, at: str) -> np.ndarray:
     return array
 
 
+def _as_names(values: Any, what: str, at: str) -> np.ndarray:
+    """Array of labels or clients, which are compared. Raises UserError."""
+    array = as_array(values, what, at)
+    if array.dtype != np.uint64:
+        return array
+    # With signed ones, NumPy would compare them as floats.
+    if array.size and array.max() > np.iinfo(np.int64).max:
+        raise UserError(f"{at} has {array.max()} in {what}, more than 64 bits with a sign hold; give text")
+    return array.astype(np.int64)
+
+
 def _masked_entry(values: Any) -> int | None:
     """First entry with a masked value, of a masked array or of lists of them; None if there is none."""
     if isinstance(values, np.ma.MaskedArray):
@@ -170,7 +181,7 @@ def joined(splits: list[tuple[int, RawSplit]], names: Sequence[Any], at: str) ->
     xs, ys, sizes = list[np.ndarray](), list[np.ndarray](), list[int]()
     for number, split in splits:
         here = f"{at}, client {names[number]},"
-        x, y = as_array(split.x, "x", here), as_array(split.y, "y", here)
+        x, y = as_array(split.x, "x", here), _as_names(split.y, "y", here)
         if not x.ndim or not len(x):
             raise UserError(f"{here} has no samples; leave the client out, or give it some")
         if y.shape[:1] != x.shape[:1]:
@@ -446,7 +457,7 @@ def _owners(splits: dict[str, RawSplit], sizes: dict[str, int], at: str) -> dict
     for part, split in splits.items():
         if split.clients is None:
             continue
-        clients = as_array(split.clients, f"the clients of {part} samples", at)
+        clients = _as_names(split.clients, f"the clients of {part} samples", at)
         if clients.shape != (sizes[part],):
             raise UserError(
                 f"{at} has {sizes[part]} samples in x_{part} and clients of shape {clients.shape}; give one client for "
@@ -454,6 +465,11 @@ def _owners(splits: dict[str, RawSplit], sizes: dict[str, int], at: str) -> dict
             )
         if clients.dtype.kind == "f" and not np.isfinite(clients).all():
             raise UserError(f"{at} has no client for {part} sample {int(np.argmin(np.isfinite(clients)))}; give it one")
+        if clients.dtype.kind == "f" and (large := np.abs(clients) >= 2.0**53).any():
+            raise UserError(
+                f"{at} has client {clients[large][0]:.17g} of {part} samples, and floats do not tell such ids apart; "
+                "give whole numbers, or text"
+            )
         if part == "train":
             ids, numbers = np.unique(clients, return_inverse=True)
         elif ids is None:
