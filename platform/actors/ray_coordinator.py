@@ -192,12 +192,13 @@ class RayCoordinator:
 
     def _answer(self, call: Any) -> Any:
         """Answer to a call. A coordinator that gives no sign of life for too long is killed."""
-        is_answered = False
-        while not is_answered:
-            is_answered = bool(ray.wait([call], timeout=LOOK_SECONDS)[0])
-            if is_answered or self.health.check():
+        while not ray.wait([call], timeout=LOOK_SECONDS)[0]:
+            if self.health.check():
                 self._pass_on_notices()
                 self._nodes.look()
+        self._pass_on_notices()
+        if self.health.check():
+            self._nodes.look()
         try:
             return ray.get(call)
         except RayTaskError as error:

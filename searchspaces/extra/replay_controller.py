@@ -203,7 +203,7 @@ class OnlineScore:
     def _choice(self, reached: list[int]) -> int | None:
         if self.hedge is not None:
             self.hedge.rounds.settle()
-            leader = self.hedge.rounds.hedge.leader
+            leader = int(self.hedge.rounds.weights.argmax())
             return leader if reached[leader] else None
         finite = {position: value for position, value in self._values.items() if not math.isnan(value)}
         return min(finite, key=lambda position: finite[position]) if finite else None

@@ -167,7 +167,7 @@ class HedgeRounds:
             present = np.isin(np.arange(len(self.latest)), list(row))
             records.append(self._one_round(round, row, present))
             if self.deployment is not None and self.deployment.is_due(round):
-                deployed = round, self._chosen(self.deployment.policy, present)
+                deployed = round, self._chosen(self.deployment.policy, present & self._running)
         if self.deployment is not None and records:
             if deployed is not None:
                 self.deployment.deploy(*deployed)
@@ -192,6 +192,15 @@ class HedgeRounds:
     def is_stopped(self, expert: int) -> bool:
         """Whether elimination has stopped an expert."""
         return self.elimination is not None and expert in self.elimination.stopped
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Weights (experts,) of the next round, over the experts that have not been stopped."""
+        return self.hedge.probs_among(self._running)
+
+    @property
+    def _running(self) -> np.ndarray:
+        return np.array([not self.is_stopped(expert) for expert in range(len(self.latest))])
 
     @property
     def warning(self) -> str | None:
@@ -247,7 +256,7 @@ class HedgeRounds:
     def _drop(self, expert: int, penalised: bool) -> None:
         # An expert is awake in the rounds that were complete before.
         self.settle()
-        self.retired[expert] = penalised
+        self.retired.setdefault(expert, penalised)
 
     def _is_complete(self, round: int) -> bool:
         """Whether all active experts have passed a round."""
@@ -274,8 +283,7 @@ class HedgeRounds:
                 losses[expert] = self._loss(row[expert][self.metric], worst)
             else:
                 awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
-        running = np.array([not self.is_stopped(expert) for expert in range(n)])
-        weights = self.hedge.probs_among(running)
+        weights = self.weights
         deployed = self._deployed(round, row, present)
         expected = {name: self._mean(name, row) for name in self.averaged}
         self._spread = self._spread.after(round, losses[awake])
@@ -286,7 +294,7 @@ class HedgeRounds:
             "best_loss": float(self.hedge.losses.min()),
             "regret": self.hedge.regret,
         }
-        bound, stops = self.hedge.bound(), self._stop_experts(running, present)
+        bound, stops = self.hedge.bound(), self._stop_experts(present)
         bandit = {"played": self.hedge.played} if isinstance(self.hedge, Exp3) else {}
         return {
             "round": round,
@@ -297,15 +305,15 @@ class HedgeRounds:
             "deployed": deployed,
             "leader": int(weights.argmax()),
             **compared,
-            "bound": bound + stops.get("price", 0.0),
+            "bound": bound,
             "entropy": entropy(weights),
             **bandit,
             **stops,
         }
 
-    def _stop_experts(self, running: np.ndarray, present: np.ndarray) -> RoundRecord:
-        """Stop some of the experts that reported a round; returns the number of awake ones, and the price so far, for
-        its record.
+    def _stop_experts(self, present: np.ndarray) -> RoundRecord:
+        """Stop some of the experts that reported a round; returns the number of those that have not been stopped, and
+        the price so far, for its record.
         """
         if self.elimination is None:
             return {}
@@ -313,7 +321,7 @@ class HedgeRounds:
         # They sleep, no other one waits for them, and regret is against the others.
         self.retired |= dict.fromkeys(stopped, False)
         self.hedge.losses[stopped] = math.inf
-        return {"awake": int(running.sum()) - len(stopped), "price": self.elimination.price}
+        return {"awake": int(self._running.sum()), "price": self.elimination.price}
 
     def _chosen(self, policy: Policy, present: np.ndarray) -> dict[int, float]:
         """Experts that a policy deploys in the next round, with their weights. present: mask of the experts."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-FIRST = 10
+FIRST_ROUND = 10
 """Round after which an expert may be stopped: in a short run, one bad round would stop it before."""
 
 
@@ -16,7 +16,8 @@ class Elimination:
     A stopped expert could have become the best only by an average advantage of more than `comeback` per round over the
     leaders of the remaining rounds. Whatever the losses in [0, 1] that it would have had, the regret against it is at
     most the bound of the weights plus (1 - comeback) * (T - t), and at most the bound itself unless its advantage had
-    been larger. Losses without a range are measured by their largest spread in a round so far.
+    been larger. Losses without a range are measured by their largest spread in a round so far; the bounds then hold if
+    no later spread is larger.
 
     comeback: in [0, 1]; with 1, no stopped expert could have become the best. rounds: T, the number of rounds with a
     loss. in_range: whether the losses are in [0, 1].
@@ -37,7 +38,7 @@ class Elimination:
         difference of two losses of a round so far.
         """
         left, scale = self.rounds - round, 1.0 if self.in_range else spread
-        if round < FIRST or left <= 0 or not running.any():
+        if round < FIRST_ROUND or left <= 0 or not running.any():
             return []
         leader = int(np.where(running, losses, np.inf).argmin())
         behind = running & (losses - losses[leader] >= self.comeback * scale * left)

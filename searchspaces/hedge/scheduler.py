@@ -52,7 +52,7 @@ class HedgeScheduler(TrialScheduler):
     have reported the one before, whether they fit or not; each result must then have one round, unless the trials
     themselves wait for each other in every round, and report several rounds together. seed, deployment: see
     HedgeRounds. prune: trials whose weight falls below this are stopped; the regret against a stopped trial is
-    no longer bounded. elimination: stops trials with a bound on the regret against them. time_attr: key that counts
+    no longer bounded. elimination: stops trials, with a bound for weights other than FixedShare and Exp3. time_attr: key that counts
     rounds. A result may also contain several rounds, as a list of dictionaries under "records". A trial may train
     several experts (`packing.members`); each record then names its "expert".
     journal: file to which every report is appended, and from which an interrupted search continues; the default is
@@ -176,10 +176,10 @@ class HedgeScheduler(TrialScheduler):
         trials = tune_controller.get_trials()
         self._retire_ended(trials)
         self._pausing -= {trial.trial_id for trial in trials if trial.status == Trial.PAUSED}
+        self._end_stopped(tune_controller, trials)
         self._release(tune_controller, wanted=any(trial.status == Trial.PENDING for trial in trials))
         # Only now, so that trials train meanwhile.
         self.rounds.settle()
-        self._end_stopped(tune_controller, trials)
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
             return None
@@ -229,7 +229,7 @@ class HedgeScheduler(TrialScheduler):
 
     def debug_string(self) -> str:
         hedge = self.rounds.hedge
-        return f"Hedge: round {hedge.rounds}, leader {hedge.leader}, regret {hedge.regret:.3g}"
+        return f"Hedge: round {hedge.rounds}, leader {int(self.rounds.weights.argmax())}, regret {hedge.regret:.3g}"
 
     # ---- reports and the journal --------------------------------------------------------------------------------
 

@@ -128,8 +128,7 @@ class SearchTable:
         parts = [] if expected is None else [f"expected {metric} {self._text(expected)}"]
         if deployed := self._deployed():
             parts.append(deployed)
-        known = record["bound"] is not None
-        bound = f" (bound {number(record['bound'] - (record.get('price') or 0.0), digits=3)})" if known else ""
+        bound = "" if record["bound"] is None else f" (bound {number(record['bound'], digits=3)})"
         return "  ".join([*parts, f"regret {number(record['regret'], digits=3)}{bound}"])
 
     def _deployed(self) -> str:

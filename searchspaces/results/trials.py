@@ -292,7 +292,7 @@ def hedge_summary(
         "best": labels[last["best"]],
         "best_loss": last["best_loss"] / len(hedge_records),
         "regret": last["regret"],
-        "bound": None if last["bound"] is None else last["bound"] - (last.get("price") or 0.0),
+        "bound": last["bound"],
         "price": last.get("price"),
         "stopped": len(labels) - (last.get("awake") or len(labels)),
         "leader": labels[last["leader"]],

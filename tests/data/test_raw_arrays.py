@@ -226,6 +226,11 @@ def hole(value, row=7):
         ((X.astype(object),), {}, "has a value of type float among objects in x_train, entry 0; give an array of num"),
         ((X, ["1", *map(int, Y[1:])]), {"test": None}, "has numbers and text in y_train; give one of them"),
         ((X,), {"clients": [2**60 + 1, 0.5] * 30}, "floats do not tell such ids apart; give whole numbers, or text"),
+        (
+            (X,),
+            {"clients": np.arange(60, dtype=np.float32) + 2**24},
+            "has client 16777216 of train samples, and floats",
+        ),
         ((X,), {"clients": np.full(60, 2**63, np.uint64)}, "more than 64 bits with a sign hold; give text"),
         ((X,), {"clients": [1, "1"] * 30}, "has numbers and text in the clients of train samples; give one of them"),
         ((np.ma.array(X, mask=X[7, 3] == X),), {}, "has a masked value in x_train, entry 7; fill it in, or remove"),

@@ -148,7 +148,7 @@ def as_array(values: Any, what: str, at: str) -> np.ndarray:
 def _as_names(values: Any, what: str, at: str) -> np.ndarray:
     """Array of labels or clients, which are compared. Raises UserError."""
     array = as_array(values, what, at)
-    if array.dtype != np.uint64:
+    if array.dtype.kind != "u" or array.dtype.itemsize < 8:
         return array
     # With signed ones, NumPy would compare them as floats.
     if array.size and array.max() > np.iinfo(np.int64).max:
@@ -465,7 +465,8 @@ def _owners(splits: dict[str, RawSplit], sizes: dict[str, int], at: str) -> dict
             )
         if clients.dtype.kind == "f" and not np.isfinite(clients).all():
             raise UserError(f"{at} has no client for {part} sample {int(np.argmin(np.isfinite(clients)))}; give it one")
-        if clients.dtype.kind == "f" and (large := np.abs(clients) >= 2.0**53).any():
+        exact = 2.0 ** (np.finfo(clients.dtype).nmant + 1) if clients.dtype.kind == "f" else np.inf
+        if clients.dtype.kind == "f" and (large := np.abs(clients) >= exact).any():
             raise UserError(
                 f"{at} has client {clients[large][0]:.17g} of {part} samples, and floats do not tell such ids apart; "
                 "give whole numbers, or text"

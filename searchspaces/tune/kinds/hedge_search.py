@@ -78,8 +78,8 @@ class HedgeSearch(SearchKind):
         None,
         ge=0,
         le=1,
-        description="on a stream, stop experts that only a larger advantage per round, over all that are left, could "
-        "still make the best; 1: those that cannot become the best; null: none",
+        description="on a stream, stop experts that could become the best only with a larger advantage than this in "
+        "each of the remaining rounds, on average; 1: those that cannot become the best; null: none",
     )
     prune: float = Field(
         0.0,
@@ -221,7 +221,9 @@ class HedgeSearch(SearchKind):
     def _elimination(self, experiment: Experiment) -> Elimination | None:
         if self.comeback is None:
             return None
-        return Elimination(self.comeback, _scored_rounds(experiment), in_range=self.rate != "adahedge")
+        return Elimination(
+            self.comeback, _scored_rounds(experiment), in_range=self.mode == "max" or self.range is not None
+        )
 
 
 def _scored_rounds(experiment: Experiment) -> int:

@@ -239,7 +239,7 @@ class TestHedgeScheduler:
         settings = {"elimination": Elimination(0.05, ROUNDS), "ahead": 1, "strict": True, "cpus": cpus}
         _, records, results = search(tmp_path, losses, experts=3, **settings)
         lines = (tmp_path / "log").read_text().splitlines()
-        # After round 10 its loss is far above 0.05 * 2 more than the leader's; a round may be under way.
+        # After round 10 its loss is far above 0.05 * 2 more than the leader's; where all fit, a round may be under way.
         assert records[9]["awake"] == 2
         assert max(int(line[2:]) for line in lines if line.startswith("2 ")) in (10, 11)
         assert [sum(line.startswith(f"{expert} ") for line in lines) for expert in (0, 1)] == [ROUNDS] * 2

@@ -1,6 +1,7 @@
 """Hedge on a stream: lock-step rounds, deployed policies, and the model that is deployed."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -20,10 +21,11 @@ from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.hedge.deployment import KEPT, DeployedState
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune import search_runner
 from hedgerow.searchspaces.tune.callbacks import SearchCallback
-from hedgerow.searchspaces.tune.search_runner import mixture_obstacle, resume_search, search
+from hedgerow.searchspaces.tune.search_runner import check_search, mixture_obstacle, resume_search, search
 
 ROUNDS, LR, STEPS = 6, [0.01, 0.3], [1, 2]
 
@@ -221,3 +223,33 @@ class TestKeys:
         chosen = federated_plan(tmp_path, **settings)
         found = mixture_obstacle(chosen, chosen.configurations, check(chosen.experiment, None))
         assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"rate": "fixed_share"}, "search.comeback: rate fixed_share has no bound with stopped experts; set `rate` to"),
+        ({"rate": "exp3"}, "search.comeback: rate exp3 has no bound with stopped experts"),
+        ({"prune": 0.1}, "search.comeback and search.prune both stop experts; remove one of them"),
+        ({"pack": 2}, "`pack: 2` cannot be used with `comeback`"),
+    ],
+    ids=str,
+)
+def test_what_elimination_needs(tmp_path, keys, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        check_search(plan(tmp_path, **{"comeback": 0.05, "pack": "off"} | keys))
+
+
+@pytest.mark.exhaustive("processes")
+def test_elimination_stops_trials_in_lock_step_and_the_closing_lines_say_so(ray_here, tmp_path):
+    done = search(plan(tmp_path, rounds=14, comeback=0.0, pack="off"))
+    records = RunLog(done.folder.metrics, HedgeRecord).read()
+    assert [record["awake"] for record in records] == [4] * 9 + [1] * 5
+    assert records[-1]["price"] == 4
+    ran = [len(trial.records) for trial in done.trials]
+    assert sorted(ran) == [10, 10, 10, 14]
+    assert [trial.status for trial in done.trials] == ["finished" if rounds == 14 else "stopped" for rounds in ran]
+    assert ran[records[-1]["leader"]] == 14
+    assert done.deployed.round == 14
+    assert done.deployed.experts == [records[-1]["leader"]]
+    assert "3 of 4 experts were stopped" in hedge_sentences(done.summary)
