@@ -52,9 +52,9 @@ class HedgeScheduler(TrialScheduler):
     have reported the one before, whether they fit or not; each result must then have one round, unless the trials
     themselves wait for each other in every round, and report several rounds together. seed, deployment: see
     HedgeRounds. prune: trials whose weight falls below this are stopped; the regret against a stopped trial is
-    no longer bounded. elimination: stops trials, with a bound for weights other than FixedShare and Exp3. time_attr: key that counts
-    rounds. A result may also contain several rounds, as a list of dictionaries under "records". A trial may train
-    several experts (`packing.members`); each record then names its "expert".
+    no longer bounded. elimination: stops trials, with a bound for weights other than FixedShare and Exp3. time_attr:
+    key that counts rounds. A result may also contain several rounds, as a list of dictionaries under "records". A trial
+    may train several experts (`packing.members`); each record then names its "expert".
     journal: file to which every report is appended, and from which an interrupted search continues; the default is
     hedge.jsonl in the folder of Tune's experiment, so that `Tuner.restore` continues with the same weights.
     (`HedgeRounds` with the same settings and this journal also has the weights.) An expert whose trial failed
