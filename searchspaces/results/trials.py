@@ -273,9 +273,9 @@ def hedge_summary(
 
     Losses are means over the rounds; regret and bound are sums. "price" is added to the bound for the regret against
     one of the "stopped" experts. "certain" is the first round in which a weight exceeds 0.9, or None. "expected",
-    "leader_metric" and "best_metric" are means over the rounds that have the metric: of the
-    weighted metric, of the metric of each round's leader, and of the metric of the best expert in hindsight. The last
-    two need the experts' own records (`trials`, where expert i is trial i) and are None without them.
+    "leader_metric" and "best_metric" are means over the rounds that have the metric: of the weighted metric, of the
+    metric of each round's leader, and of the metric of the best expert in hindsight. The last two need the experts' own
+    records (`trials`, where expert i is trial i) and are None without them.
     """
     last = hedge_records[-1]
     numbers = [record["round"] for record in hedge_records]

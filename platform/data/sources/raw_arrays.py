@@ -463,14 +463,14 @@ def _owners(splits: dict[str, RawSplit], sizes: dict[str, int], at: str) -> dict
                 f"{at} has {sizes[part]} samples in x_{part} and clients of shape {clients.shape}; give one client for "
                 "each sample"
             )
-        if clients.dtype.kind == "f" and not np.isfinite(clients).all():
-            raise UserError(f"{at} has no client for {part} sample {int(np.argmin(np.isfinite(clients)))}; give it one")
-        exact = 2.0 ** (np.finfo(clients.dtype).nmant + 1) if clients.dtype.kind == "f" else np.inf
-        if clients.dtype.kind == "f" and (large := np.abs(clients) >= exact).any():
-            raise UserError(
-                f"{at} has client {clients[large][0]:.17g} of {part} samples, and floats do not tell such ids apart; "
-                "give whole numbers, or text"
-            )
+        if clients.dtype.kind == "f":
+            if not (finite := np.isfinite(clients)).all():
+                raise UserError(f"{at} has no client for {part} sample {int(np.argmin(finite))}; give it one")
+            if (large := np.abs(clients) >= 2.0 ** (np.finfo(clients.dtype).nmant + 1)).any():
+                raise UserError(
+                    f"{at} has client {clients[large][0]:.17g} of {part} samples, and floats do not tell such ids "
+                    "apart; give whole numbers, or text"
+                )
         if part == "train":
             ids, numbers = np.unique(clients, return_inverse=True)
         elif ids is None:

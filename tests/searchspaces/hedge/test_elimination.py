@@ -208,13 +208,14 @@ def test_the_decision_is_the_same_in_any_order_of_reports_and_from_a_cut_journal
     expected, buffer = play(losses, 0.05, journal=tmp_path / "whole")
     total, experts = losses.shape
     order = [(expert, round) for expert in reversed(range(experts)) for round in range(total)]
-    records: list[dict] = []
-    ahead = HedgeRounds(
-        *(Hedge.tuned(experts, total), "loss", "min", (0, 1)),
-        on_round=records.append,
-        journal=tmp_path / "ahead",
-        elimination=Elimination(0.05, total),
-    )
+
+    def opened(name: str) -> tuple[list[dict], HedgeRounds]:
+        records: list[dict] = []
+        settings = {"journal": tmp_path / name, "elimination": Elimination(0.05, total)}
+        hedge = Hedge.tuned(experts, total)
+        return records, HedgeRounds(hedge, "loss", "min", (0, 1), on_round=records.append, **settings)
+
+    records, ahead = opened("ahead")
     for expert, round in order:
         ahead.report(expert, round + 1, {"loss": losses[round, expert]})
         if round + 1 == total:
@@ -224,13 +225,7 @@ def test_the_decision_is_the_same_in_any_order_of_reports_and_from_a_cut_journal
         lines = (tmp_path / name).read_bytes().splitlines(keepends=True)
         for cut in (1, len(lines) // 3, len(lines) - 5, len(lines)):
             (tmp_path / "cut").write_bytes(b"".join(lines[:cut]))
-            again: list[dict] = []
-            resumed = HedgeRounds(
-                *(Hedge.tuned(experts, total), "loss", "min", (0, 1)),
-                on_round=again.append,
-                journal=tmp_path / "cut",
-                elimination=Elimination(0.05, total),
-            )
+            again, resumed = opened("cut")
             for expert, round in order:
                 resumed.report(expert, round + 1, {"loss": losses[round, expert]})
             assert again == expected
