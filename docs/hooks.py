@@ -16,7 +16,7 @@ from command_pages import commands
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from readme import PACKAGES, ROOT, cell, cells, families, methods, source_file, tests
-from settings_pages import experiment_file, hyperparameters, indented, paragraphs
+from settings_pages import experiment_file, hyperparameters, indented, paragraphs, rules
 from share_table import shares
 from slot_tables import slots
 from tuning_tables import tuning
@@ -108,6 +108,7 @@ PARTS = {
     "families": lambda _: families(""),
     "importing_keys": lambda _: importing_keys_list(),
     "references": references,
+    "rules": lambda _: rules(),
     "shares": shares,
     "slots": slots,
     "tables": tables,

@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from string import Formatter
 from typing import Any
 
 from pydantic import BaseModel
 
+from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.platform.common.section import section_classes
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
-from hedgerow.platform.config.registries import algorithm_class
+from hedgerow.platform.config.registries import algorithm_class, algorithms
 from hedgerow.platform.config.schedule_section import FedBuffSchedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
+from hedgerow.platform.runtime.task_rules import TASK_RULES
 from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -185,6 +189,37 @@ def experiment_file() -> str:
     values = Described(Dimension)
     text += "### A key of `search.space`\n\n" + paragraphs(values.schema["description"]) + "\n\n"
     return text + values.table(values.schema)
+
+
+def rules() -> str:
+    """Everything that sections refuse although each key is valid alone, by the place of the section."""
+    hypers = [("algorithm", algorithm_class(name).Hyper) for name in algorithms.names()]
+    places: dict[str, str] = {}
+    for place, section in [*_places(Experiment, ""), *hypers, *_places(search_file(), "")]:
+        for rule in section.all_rules() if issubclass(section, Settings) else ():
+            places.setdefault(rule.says, f"`{place}`" if place else "Between sections")
+    places |= {
+        rule.says: "With the data, the model and the algorithm"
+        for rule in TASK_RULES
+        if not rule.says.endswith("{found}")
+    }
+    text = ""
+    for place in dict.fromkeys(places.values()):
+        text += f"## {place}\n\n" + "".join(f"- {_general(says)}\n" for says in places if places[says] == place) + "\n"
+    return text
+
+
+def _places(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """A section and those inside it, with their places."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        for inner in section_classes(field.annotation):
+            yield from _places(inner, f"{path}.{name}".lstrip("."))
+
+
+def _general(text: str) -> str:
+    """Sentence of a rule with … for each value of a file."""
+    return "".join(literal + "…" * (field is not None) for literal, field, *_ in Formatter().parse(text))
 
 
 def paragraphs(docstring: str) -> str:

@@ -1,15 +1,16 @@
 """FedSep for communication-efficient learning: models are decoded from sketches by LASSO (Li, Huang, 2023, Eq. 4)."""
 
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.compressed.fedsep import FedSep
 from hedgerow.algorithms.core.client_data import Batch, ClientData
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.pytree import Tree, add, count, exceeds_size, flat, like, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.optim.hypergradient import conjugate_gradient
@@ -69,11 +70,12 @@ class FedSepLasso(FedSep):
             "model",
         )
 
-        @model_validator(mode="after")
-        def _fits(self) -> Self:
-            if self.decoder == "linear" and self.lasso:
-                raise ValueError("`decoder: linear` needs `lasso: 0`; set lasso to 0 or choose another decoder")
-            return self
+        rules = (
+            Rule(
+                lambda hyper: hyper.decoder == "linear" and hyper.lasso,
+                "`decoder: linear` needs `lasso: 0`; set lasso to 0 or choose another decoder",
+            ),
+        )
 
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)

@@ -1,6 +1,7 @@
 """Base classes of all sections of an experiment file, including the hyperparameters of algorithms."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
@@ -18,6 +19,33 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
         yield from _parts(inner)
 
 
+class _Filled:
+    """Values that fill the braces of a sentence: the attributes of a subject, and what was found."""
+
+    def __init__(self, subject: Any, found: Any):
+        self.subject, self.found = subject, found
+
+    def __getitem__(self, name: str) -> Any:
+        return self.found if name == "found" else getattr(self.subject, name)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that a section must not say.
+
+    when(section): what breaks the rule; false if nothing does. says: what is wrong and, after a semicolon, what to do
+    instead; `{key}` stands for the value of a key, `{found}` for the value of `when`.
+    """
+
+    when: Callable[[Any], Any]
+    says: str
+
+    def objection(self, subject: Any) -> str | None:
+        """Returns the sentence if a section breaks the rule, else None."""
+        found = self.when(subject)
+        return self.says.format_map(_Filled(subject, found)) if found else None
+
+
 class Settings(BaseModel):
     """Base class of sections. Unknown keys are refused, values are immutable after validation, numbers are bounded."""
 
@@ -30,6 +58,9 @@ class Settings(BaseModel):
 
     rivals: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of keys: at most one may be given. An override of one of them removes the other."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """Rules on the values of several keys, in the order in which they are checked. Those of base classes apply too."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -59,6 +90,18 @@ class Settings(BaseModel):
         for a, b in self.exclusive_keys():
             if (getattr(self, a) is None) == (getattr(self, b) is None):
                 raise ValueError(f"give either `{a}` or `{b}`, and set the other to null")
+        return self
+
+    @classmethod
+    def all_rules(cls) -> list[Rule]:
+        """Returns the `rules` of the bases of this class, then its own."""
+        return [rule for kind in reversed(cls.__mro__) for rule in vars(kind).get("rules", ())]
+
+    @model_validator(mode="after")
+    def _breaks_no_rule(self) -> Self:
+        for rule in self.all_rules():
+            if objection := rule.objection(self):
+                raise ValueError(objection)
         return self
 
 

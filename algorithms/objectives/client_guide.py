@@ -16,10 +16,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Params, Task, drawn, mean_over
@@ -64,11 +65,12 @@ class GuidedObjective(FromTeacher):
     temperature: Temperature = 3.5
     guide: Guidance = Field(Guidance(), description="each client's guide")
 
-    @model_validator(mode="after")
-    def _has_a_budget(self) -> Self:
-        if self.limit is not None:
-            raise ValueError(f"`limit`: {self.kind} has its own budget, `guide.delta`; give `alpha`")
-        return self
+    rules = (
+        Rule(
+            lambda objective: objective.limit is not None,
+            "`limit`: {kind} has its own budget, `guide.delta`; give `alpha`",
+        ),
+    )
 
     def distance(
         self, own: Any, seen: Features, teacher: Features, g: Tensor, batch: Batch, student_tau: Any

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten, unstack
 from hedgerow.algorithms.core.task import Params, Task, mean_over
-from hedgerow.algorithms.optim.local_sgd import minimize, one_momentum
+from hedgerow.algorithms.optim.local_sgd import ONE_MOMENTUM, minimize
 
 
 class Distiller(Settings):
@@ -28,7 +28,7 @@ class Distiller(Settings):
     clip_norm: float | None = Field(None, gt=0, description="maximum norm of the direction; null: no clipping")
     batch_size: int = Field(64, ge=1, description="public samples per step")
 
-    _one_momentum = model_validator(mode="after")(one_momentum)
+    rules = (ONE_MOMENTUM,)
 
 
 class Distillation(Distiller):

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, channels_last, is_narrow
-from hedgerow.algorithms.core.hyperparameters import HyperParameters, enabled
+from hedgerow.algorithms.core.hyperparameters import HyperParameters, Rule, enabled
 from hedgerow.algorithms.core.pytree import add
 from hedgerow.algorithms.core.task import FixedParameters, Params
 from hedgerow.algorithms.core.torch_private import gradients
@@ -87,12 +87,11 @@ class LocalSGD(LearningRate):
         return {"train": BatchSpec(size=self.batch_size, epochs=self.epochs or 1, steps=self.steps, views=1)}
 
 
-def one_momentum(hyper: Any) -> Any:
-    """Validator of settings with `optimizer` and `momentum`: refuses a momentum that the optimiser does not read."""
-    if hyper.optimizer != "sgd" and hyper.momentum:
-        name = hyper.optimizer if isinstance(hyper.optimizer, str) else hyper.optimizer.name
-        raise ValueError(f"`momentum` is for sgd, and {name} has its own; set it to 0")
-    return hyper
+ONE_MOMENTUM = Rule(
+    lambda hyper: hyper.optimizer != "sgd" and hyper.momentum and getattr(hyper.optimizer, "name", hyper.optimizer),
+    "`momentum` is for sgd, and {found} has its own; set it to 0",
+)
+"""Rule of settings with `optimizer` and `momentum`, which refuses a momentum that the optimiser does not read."""
 
 
 class LocalOptimizer(LocalSGD):
@@ -105,7 +104,7 @@ class LocalOptimizer(LocalSGD):
         "other: `{name: torch.optim.RMSprop, args: {alpha: 0.9}}`",
     )
 
-    _one_momentum = model_validator(mode="after")(one_momentum)
+    rules = (ONE_MOMENTUM,)
 
     @property
     def no_vmap(self) -> str | None:
@@ -122,11 +121,12 @@ class LocalSolver(LocalOptimizer):
         "few hundred parameters; it ignores the settings of SGD",
     )
 
-    @model_validator(mode="after")
-    def _newton_takes_no_steps(self) -> Self:
-        if self.solver == "newton" and self.optimizer != "sgd":
-            raise ValueError("`optimizer` has no effect with `solver: newton`; remove it")
-        return self
+    rules = (
+        Rule(
+            lambda hyper: hyper.solver == "newton" and hyper.optimizer != "sgd",
+            "`optimizer` has no effect with `solver: newton`; remove it",
+        ),
+    )
 
     @property
     def batches(self) -> dict[str, BatchSpec]:

@@ -1,11 +1,11 @@
 """The server's step on an averaged model: plain averaging and the FedOpt family."""
 
-from typing import Literal, Self
+from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.algorithms.core.hyperparameters import Rule, Settings
 from hedgerow.algorithms.core.pytree import Tree, add, sub, tree_map, zeros_like
 
 UNREAD = {"sgd": ("beta2", "tau"), "adagrad": ("beta2",)}
@@ -27,12 +27,16 @@ class ServerOptimizer(Settings):
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment (adam, yogi)")
     tau: float = Field(1e-3, gt=0, description="adaptivity: added to the root of the second moment")
 
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
-        for key in UNREAD.get(self.optimizer, ()):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"`{key}` has no effect with `optimizer: {self.optimizer}`; remove it")
-        return self
+    rules = (
+        Rule(
+            lambda hyper: next((key for key in UNREAD.get(hyper.optimizer, ()) if hyper.has_own(key)), None),
+            "`{found}` has no effect with `optimizer: {optimizer}`; remove it",
+        ),
+    )
+
+    def has_own(self, key: str) -> bool:
+        """Whether a key has another value than its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     @property
     def is_plain(self) -> bool:

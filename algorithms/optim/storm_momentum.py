@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.hyperparameters import HyperParameters, Rule
 from hedgerow.algorithms.core.pytree import Tree, add, sub
 
 Directions = Callable[[Tree, Any], tuple[Tree, Tensor]]
@@ -30,18 +30,23 @@ class Storm(HyperParameters):
     sync_init: bool = Field(False, description="also average the clients' first momenta, as in the proof")
     steps: int = Field(5, ge=1, description="I, local steps per round")
 
-    @model_validator(mode="after")
-    def _forgets_a_share(self) -> Self:
-        share = max(self._constants().values()) * alpha(self, 1) ** 2
-        if share > 1 + 1e-9:
-            raise ValueError(f"`c` times alpha_1 squared is {share:.3g}, more than 1; lower c or alpha_delta")
-        return self
+    rules = (
+        Rule(
+            lambda hyper: (share := hyper.share_forgotten) > 1 + 1e-9 and share,
+            "`c` times alpha_1 squared is {found:.3g}, more than 1; lower c or alpha_delta",
+        ),
+    )
 
     def at(self, round: int) -> Self:
         """Returns the values for a round: t counts from the start of the round, and all constants are filled in."""
         past = self.alpha_growth * self.steps * (round - 1)
         update = {"alpha_offset": self.alpha_offset + past, **self._constants()}
         return super().at(round).model_copy(update=update)
+
+    @property
+    def share_forgotten(self) -> float:
+        """Largest share of a momentum that the first step forgets."""
+        return float(max(self._constants().values()) * alpha(self, 1) ** 2)
 
     def _constants(self) -> dict[str, float]:
         own = {name: getattr(self, name, None) for name in ("c_x", "c_y", "c_u") if name in type(self).model_fields}

@@ -1,16 +1,16 @@
 """Algorithms that are trained and scored through an adaptation: f(U(w)) instead of f(w)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
-from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.hyperparameters import HyperParameters, Rule
 from hedgerow.algorithms.core.messages import Cohort, Exchange, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add
 from hedgerow.algorithms.core.task import Params, Task, trainable
@@ -86,11 +86,12 @@ class Adaptation(HyperParameters):
         """Whether the training loss is the loss after adaptation."""
         return self.adapt != "none"
 
-    @model_validator(mode="after")
-    def _newton_is_for_convex_losses(self) -> Self:
-        if getattr(self, "solver", "sgd") == "newton" and self.learns_adapted:
-            raise ValueError("`solver: newton` works only for convex losses, without adaptation; set `adapt: none`")
-        return self
+    rules = (
+        Rule(
+            lambda hyper: getattr(hyper, "solver", "sgd") == "newton" and hyper.learns_adapted,
+            "`solver: newton` works only for convex losses, without adaptation; set `adapt: none`",
+        ),
+    )
 
 
 FAR = 50.0

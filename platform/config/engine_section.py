@@ -1,9 +1,10 @@
 """The section `engine` of an experiment file."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.section import Section
 
 
@@ -33,8 +34,11 @@ class EngineConfig(Section):
         "mode, chunk and compile, and reproduce that run's numbers bit for bit",
     )
 
-    @model_validator(mode="after")
-    def _chunk_is_positive(self) -> Self:
-        if self.chunk != "auto" and self.chunk < 1:
-            raise ValueError("`chunk` must be auto or at least 1")
-        return self
+    @property
+    def compiling(self) -> str | None:
+        """Key that asks for compiled steps; None if none does."""
+        if self.compile is True:
+            return "compile"
+        return "plans" if any(plan.compiled for plan in self.plans.values()) else None
+
+    rules = (Rule(lambda engine: engine.chunk != "auto" and engine.chunk < 1, "`chunk` must be auto or at least 1"),)

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.core.hyperparameters import HyperParameters, Rule
 from hedgerow.algorithms.core.measures import Scoring
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
@@ -22,6 +22,7 @@ from hedgerow.platform.common.section import Section
 from hedgerow.platform.common.servers import has_credentials
 from hedgerow.platform.config.checkpoints_section import Checkpoints
 from hedgerow.platform.config.engine_section import EngineConfig
+from hedgerow.platform.config.experiment_rules import EXPERIMENT_RULES
 from hedgerow.platform.config.logger_section import Logger
 from hedgerow.platform.config.measures_section import (
     LossChoice,
@@ -33,7 +34,6 @@ from hedgerow.platform.config.measures_section import (
 )
 from hedgerow.platform.config.model_selection import Patience, selection_mistake, uses_test_samples
 from hedgerow.platform.config.privacy_section import Privacy
-from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import (
     DataConfig,
     ModelConfig,
@@ -48,9 +48,6 @@ from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.config.teacher_section import Teacher
 from hedgerow.platform.data.augmentation import Augmentation
-from hedgerow.platform.data.partitions.task_stream import Stream
-from hedgerow.platform.data.sources.quadratic_data import QuadraticData
-from hedgerow.platform.models.quadratic_xy import QuadraticXY
 from hedgerow.platform.privacy.accounting import PrivacyAccount
 from hedgerow.platform.storage.remote import is_uri
 
@@ -58,18 +55,20 @@ from hedgerow.platform.storage.remote import is_uri
 class Public(Section):
     """Public samples without labels, which the server and all clients have."""
 
+    rules = (
+        Rule(
+            lambda public: public.samples is None and public.data is None,
+            "`samples` and `data` are both missing; give `samples`, the number of training samples to hold back, "
+            "or `data`, another data set",
+        ),
+    )
+
     samples: int | None = Field(None, ge=1, description="number of public samples; null: all of `data`")
     data: DataConfig | None = Field(
         None,
         description="another data set with samples of the same shape, normalised like those of the task; null: the "
         "samples are held back from the task's training samples",
     )
-
-    @model_validator(mode="after")
-    def _not_everything(self) -> Self:
-        if self.samples is None and self.data is None:
-            raise ValueError("give `samples`, the number of training samples to hold back, or `data`, another data set")
-        return self
 
 
 class _Validation(Section):
@@ -106,6 +105,18 @@ else:
 class TaskConfig(Section):
     """The learning task: data, partition, model, loss and metrics, bilevel problem, public and validation samples."""
 
+    rules = (
+        Rule(
+            lambda task: next((label for label in task.labels if task.labels.count(label) > 1), None),
+            "`metrics` has two metrics of the name {found}; rename one of the functions",
+        ),
+        Rule(
+            lambda task: task.public and task.partition.deals_test_samples,
+            "`partition` {partition.kind} also deals samples of the test set, which excludes public samples; "
+            "remove `public`, or choose another partition",
+        ),
+    )
+
     data: DataConfig = Field(description="data set")
     partition: PartitionConfig = Field(description="partition of the samples over the clients")
     model: ModelConfig = Field(description="model to train")
@@ -133,12 +144,10 @@ class TaskConfig(Section):
     augment: Augmentation | None = Field(None, description="augmentation of images in local training; null: none")
     teacher: Teacher | None = Field(None, description="teacher model that other models learn from; null: none")
 
-    @model_validator(mode="after")
-    def _metrics_have_different_names(self) -> Self:
-        labels = [choice.label for choice in self.metrics or []]
-        if twice := [label for label in labels if labels.count(label) > 1]:
-            raise ValueError(f"`metrics` has two metrics of the name {twice[0]}; rename one of the functions")
-        return self
+    @property
+    def labels(self) -> list[str]:
+        """Names of the metrics that the file chooses."""
+        return [choice.label for choice in self.metrics or []]
 
     @property
     def scoring(self) -> Scoring:
@@ -156,31 +165,42 @@ class TaskConfig(Section):
         """Name of the metric that stands for the result, such as accuracy; "loss" if there are no metrics."""
         return next(iter(self.modes))
 
-    @model_validator(mode="after")
-    def _excludes_public(self) -> Self:
-        if self.public and self.partition.deals_test_samples:
-            raise ValueError(
-                f"`partition` {self.partition.kind} also deals samples of the test set, which excludes public samples; "
-                "remove `public`, or choose another partition"
-            )
-        return self
-
 
 class Efficiency(Section):
     """Number of samples of a new task that the adapted model needs (thesis, A.1.4 and figure A.20)."""
 
+    rules = (
+        Rule(
+            lambda efficiency: efficiency.points[0] < 0 or sorted(set(efficiency.points)) != efficiency.points,
+            "`points` must be 0 or more and in ascending order",
+        ),
+    )
+
     threshold: float = Field(gt=0, lt=1, description="test accuracy to reach")
     points: list[int] = Field(min_length=1, description="numbers of samples to try, in ascending order; 0: no samples")
-
-    @model_validator(mode="after")
-    def _points_ascend(self) -> Self:
-        if self.points[0] < 0 or sorted(set(self.points)) != self.points:
-            raise ValueError("`points` must be 0 or more and in ascending order")
-        return self
 
 
 class Evaluation(Section):
     """Evaluation of models: metrics, targets and frequency."""
+
+    rules = (
+        Rule(
+            lambda e: "accuracy" in e.target_metric and e.target_outside(1.0),
+            "target {found} is not a test accuracy between 0 and 1",
+        ),
+        Rule(
+            lambda e: "accuracy" not in e.target_metric and e.target_outside(math.inf),
+            "target {found} is not a loss above 0",
+        ),
+        Rule(
+            lambda e: e.target_metric.startswith("client_") and not e.clients,
+            "`target_metric: {target_metric}` needs `clients` above 0; raise it",
+        ),
+        Rule(
+            lambda e: e.stop and not e.targets,
+            "`stop` needs `targets`: the run ends when all are reached; give some, or remove it",
+        ),
+    )
 
     every: int = Field(1, ge=1, description="evaluate the server's model every this many rounds, and after the last")
     clients: int = Field(
@@ -216,20 +236,14 @@ class Evaluation(Section):
         None, description="number of samples needed for each task of a stream; null: not measured"
     )
 
-    @model_validator(mode="after")
-    def _targets_fit(self) -> Self:
-        accuracies = "accuracy" in self.target_metric
-        for target in self.targets:
-            # A client can classify all of its samples correctly.
-            perfect = target == 1 and self.target_metric.startswith("client_accuracy")
-            if not 0 < target < (1 if accuracies else math.inf) and not perfect:
-                bounds = "a test accuracy between 0 and 1" if accuracies else "a loss above 0"
-                raise ValueError(f"target {target:g} is not {bounds}")
-        if self.target_metric.startswith("client_") and not self.clients:
-            raise ValueError(f"`target_metric: {self.target_metric}` needs `clients` above 0")
-        if self.stop and not self.targets:
-            raise ValueError("`stop` needs `targets`: the run ends when all are reached")
-        return self
+    def target_outside(self, limit: float) -> str | None:
+        """First target that is not between 0 and `limit`; None if all are.
+
+        A client can classify all of its samples correctly, so that 1 is a target of the clients' accuracy.
+        """
+        perfect = 1.0 if self.target_metric.startswith("client_accuracy") else None
+        outside = (target for target in self.targets if not 0 < target < limit and target != perfect)
+        return next((f"{target:g}" for target in outside), None)
 
     @property
     def ends_early(self) -> bool:
@@ -279,6 +293,7 @@ H = TypeVar("H", bound=HyperParameters)
 class Experiment(Section, Generic[H]):
     """One experiment: task, algorithm, rounds, resources, tracking."""
 
+    rules = EXPERIMENT_RULES
     alternatives = (("participation", "clients_per_round"),)
     rivals = (("seed", "seeds"),)
 
@@ -371,108 +386,12 @@ class Experiment(Section, Generic[H]):
         return self
 
     @model_validator(mode="after")
-    def _streams_last(self) -> Self:
-        stream = self.task.partition if isinstance(self.task.partition, Stream) else None
-        if stream and stream.tasks < self.rounds:
-            raise ValueError(
-                f"`rounds: {self.rounds}` is more than the {stream.tasks} tasks of the stream; lower it or raise "
-                "task.partition.tasks"
-            )
-        efficiency = self.evaluation.efficiency
-        if efficiency and not stream:
-            raise ValueError("`evaluation.efficiency` applies only to the tasks of a stream; remove it")
-        if efficiency and stream and efficiency.points[-1] > stream.train:
-            raise ValueError(
-                f"`evaluation.efficiency.points` goes up to {efficiency.points[-1]}, but a task has {stream.train} "
-                "training samples; lower it"
-            )
-        if stream and (self.task.augment or self.task.teacher):
-            raise ValueError("`task.augment` and `task.teacher` are not supported for a stream; remove them")
-        if stream and (self.task.loss != LossChoice() or self.task.metrics is not None):
-            raise ValueError("`task.loss` and `task.metrics` are not supported for a stream; remove them")
-        if stream and self.simulation:
-            raise ValueError("`simulation` needs clients, and a stream has none; remove it")
-        if stream and self.task.public:
-            raise ValueError("`task.public` is not supported for a stream; remove it")
-        if stream and self.task.validation:
-            raise ValueError(
-                "`task.validation` is not supported for a stream, whose tasks are scored on their test samples before "
-                "they are learnt; remove it"
-            )
-        if stream and self.evaluation.targets:
-            raise ValueError(
-                "`evaluation.targets` is not supported for a stream, whose rounds are different tasks; remove it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _validation_targets_have_samples(self) -> Self:
-        metric = self.evaluation.target_metric
-        if metric.startswith("validation_") and not self.task.validation:
-            raise ValueError(
-                f"`evaluation.target_metric: {metric}` needs validation samples; set "
-                "`task.validation: {fraction: 0.1}`"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _metrics_may_select(self) -> Self:
-        evaluation = self.evaluation
-        metrics = {
-            "checkpoints.best": self.checkpoints.best,
-            "evaluation.patience.metric": evaluation.patience and evaluation.patience.metric,
-        }
-        for key, metric in metrics.items():
-            if metric and self.task.partition.is_stream:
-                raise ValueError(f"`{key}` is not supported for a stream, whose rounds are different tasks; remove it")
-            has_validation, scores_clients = self.task.validation is not None, evaluation.clients > 0
-            allowed, modes = evaluation.allow_test_selection, self.task.modes
-            if metric and (mistake := selection_mistake(key, metric, modes, has_validation, scores_clients, allowed)):
+        has_validation, scores_clients = self.task.validation is not None, self.evaluation.clients > 0
+        allowed, modes = self.evaluation.allow_test_selection, self.task.modes
+        for key, metric in self.selecting.items():
+            if mistake := selection_mistake(key, metric, modes, has_validation, scores_clients, allowed):
                 raise ValueError(mistake)
-        if evaluation.allow_test_selection and not any(metrics.values()):
-            raise ValueError(
-                "`evaluation.allow_test_selection` has no effect without `checkpoints.best` and "
-                "`evaluation.patience`; remove it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _fedex_needs_client_scores(self) -> Self:
-        if self.fedex and (not self.task.validation or self.task.validation.is_at_server):
-            raise ValueError(
-                "`fedex` scores each client's model on validation samples of the client; set `task.validation: "
-                "{fraction: 0.1, from: clients}`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _objectives_need_steps(self) -> Self:
-        if self.objective and getattr(self.algorithm, "solver", "sgd") == "newton":
-            raise ValueError("`objective` needs local steps, and `algorithm.solver: newton` has none; set it to sgd")
-        return self
-
-    @model_validator(mode="after")
-    def _quadratic_throughout(self) -> Self:
-        task = self.task
-        uses_quadratic = {
-            isinstance(task.data, QuadraticData),
-            isinstance(task.model, QuadraticXY),
-            isinstance(task.problem, QuadraticProblem),
-        }
-        if len(uses_quadratic) > 1:
-            raise ValueError(
-                "`task.data: {name: quadratic}`, `task.model: {name: quadratic}` and `task.problem: {kind: quadratic}` "
-                "go together; set all three"
-            )
-        if (
-            isinstance(task.data, QuadraticData)
-            and isinstance(task.model, QuadraticXY)
-            and task.model.upper != task.data.upper
-        ):
-            raise ValueError(
-                f"`task.model.upper: {task.model.upper}` differs from `task.data.upper: {task.data.upper}`; set them "
-                "to the same value"
-            )
         return self
 
     def each_seed(self) -> list[Self]:
@@ -480,10 +399,24 @@ class Experiment(Section, Generic[H]):
         return [self.model_copy(update={"seed": seed, "seeds": None}) for seed in self.seeds or []] or [self]
 
     @property
+    def is_stream(self) -> bool:
+        """Whether each round is a task of its own, which is seen once."""
+        return self.task.partition.is_stream
+
+    @property
+    def selecting(self) -> dict[str, str]:
+        """Metrics that decide which round is the best one, or end the run, by their keys in the file."""
+        patience = self.evaluation.patience
+        metrics = {
+            "checkpoints.best": self.checkpoints.best,
+            "evaluation.patience.metric": patience and patience.metric,
+        }
+        return {key: metric for key, metric in metrics.items() if metric}
+
+    @property
     def selects_on_test(self) -> bool:
         """Whether test samples decide which round is the best one, or end the run."""
-        metrics = (self.checkpoints.best, self.evaluation.patience and self.evaluation.patience.metric)
-        return any(metric and uses_test_samples(metric) for metric in metrics)
+        return any(uses_test_samples(metric) for metric in self.selecting.values())
 
     @property
     def no_vmap(self) -> str | None:

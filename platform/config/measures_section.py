@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.measures import RESERVED, Mode, ScoreFunction, Scoring
 from hedgerow.algorithms.measures import LOSSES, METRICS, USUAL
 from hedgerow.platform.common.errors import UserError
@@ -103,12 +104,15 @@ class MetricChoice(MeasureChoice):
             raise ValueError(f"the mode of {name} is {declared}; remove `mode: {given}`")
         return {**value, "mode": given or declared}
 
-    @model_validator(mode="after")
-    def _has_a_name_of_its_own(self) -> Any:
-        label = self.label
-        if label in RESERVED or label.endswith(("_count", "_correct", "_loss")):
-            raise ValueError(f"{label!r} is a name of other results; rename the function")
-        return self
+    rules = (
+        Rule(
+            lambda metric: (
+                (metric.label in RESERVED or metric.label.endswith(("_count", "_correct", "_loss")))
+                and repr(metric.label)
+            ),
+            "{found} is a name of other results; rename the function",
+        ),
+    )
 
 
 def metric_choices(loss: LossChoice, chosen: Sequence[MetricChoice] | None) -> list[MetricChoice]:

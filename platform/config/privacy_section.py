@@ -1,9 +1,8 @@
 """The `privacy` section of an experiment file: user-level differential privacy."""
 
-from typing import Self
+from pydantic import Field
 
-from pydantic import Field, model_validator
-
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.transforms.clip import Clip
 from hedgerow.algorithms.transforms.gaussian_noise import GaussianNoise
 from hedgerow.algorithms.transforms.transform import Transform
@@ -32,11 +31,12 @@ class Privacy(Section):
         "down to the smaller cohort of the simulation, which is not private itself; null: that of the simulation",
     )
 
-    @model_validator(mode="after")
-    def _has_one_noise(self) -> Self:
-        if (self.noise_multiplier is None) == (self.target_epsilon is None):
-            raise ValueError("give either `noise_multiplier` or `target_epsilon`")
-        return self
+    rules = (
+        Rule(
+            lambda privacy: (privacy.noise_multiplier is None) == (privacy.target_epsilon is None),
+            "give either `noise_multiplier` or `target_epsilon`",
+        ),
+    )
 
     def account(self, clients: int, population: int, rounds: int) -> PrivacyAccount:
         """Accounting of a run, whose noise is solved for if it is not given. clients: expected number per round of the

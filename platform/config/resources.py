@@ -1,9 +1,10 @@
 """The `resources` section of an experiment file: executor, client actors, CPUs, GPUs and memory."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.section import Section
 
 
@@ -73,15 +74,15 @@ class Resources(Section):
             "resources.gpus_per_actor is 0; set it to 1 to use them, or resources.device to cpu"
         )
 
-    @model_validator(mode="after")
-    def _sensible(self) -> Self:
-        if self.actors != "auto" and self.actors < 1:
-            raise ValueError("`actors` must be auto or at least 1")
-        if self.gpus_per_actor > 1:
-            raise ValueError(
-                f"`gpus_per_actor: {self.gpus_per_actor:g}` is above 1, but a client actor computes on one GPU; set it "
-                "to 1, and `actors` to the number of GPUs"
-            )
-        if self.cpus_per_actor == 0 and self.gpus_per_actor == 0:
-            raise ValueError("`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them")
-        return self
+    rules = (
+        Rule(lambda r: r.actors != "auto" and r.actors < 1, "`actors` must be auto or at least 1"),
+        Rule(
+            lambda r: r.gpus_per_actor > 1,
+            "`gpus_per_actor: {gpus_per_actor:g}` is above 1, but a client actor computes on one GPU; set it to "
+            "1, and `actors` to the number of GPUs",
+        ),
+        Rule(
+            lambda r: r.cpus_per_actor == 0 and r.gpus_per_actor == 0,
+            "`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them",
+        ),
+    )

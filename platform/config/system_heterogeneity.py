@@ -1,10 +1,11 @@
 """The `simulation` section of an experiment file: speed and availability of clients, and attacks."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.registries import AttackConfig
@@ -87,14 +88,12 @@ class Diurnal(Section):
         1.0, ge=0, le=1, description="share of a day over which the clients' clocks differ; 0: all clocks are the same"
     )
 
-    @model_validator(mode="after")
-    def _is_a_chance(self) -> Self:
-        highest = self.probability * (1 + self.amplitude)
-        if highest > 1:
-            raise ValueError(
-                f"`probability` times 1 + `amplitude` is {highest:g}, which is not a probability; lower one of them"
-            )
-        return self
+    rules = (
+        Rule(
+            lambda clock: (highest := clock.probability * (1 + clock.amplitude)) > 1 and highest,
+            "`probability` times 1 + `amplitude` is {found:g}, which is not a probability; lower one of them",
+        ),
+    )
 
     def probabilities(self, seed: int, round: int, clients: np.ndarray) -> np.ndarray:
         hour = round / self.period + self.spread * uniform(seed, "clock", clients)

@@ -1,12 +1,13 @@
 """FedHeN's networks: a residual network whose first stages, with their own exit, form the simple network."""
 
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.models.model import Depth, StagedModel, Width
 from hedgerow.platform.models.preact_resnet import Block
 
@@ -26,13 +27,16 @@ class ExitResNet(StagedModel):
     exit_after: int = Field(2, ge=1, description="number of stages of the simple network")
     groups: int = Field(2, ge=1, description="number of groups of each GroupNorm; must divide all channels")
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.exit_after >= len(self.channels):
-            raise ValueError(f"`exit_after` must be less than the number of stages, {len(self.channels)}; lower it")
-        if any(width % self.groups for width in self.channels):
-            raise ValueError(f"`groups`: {self.groups} does not divide all of `channels`; choose 1 or another divisor")
-        return self
+    rules = (
+        Rule(
+            lambda model: model.exit_after >= len(model.channels) and len(model.channels),
+            "`exit_after` must be less than the number of stages, {found}; lower it",
+        ),
+        Rule(
+            lambda model: any(width % model.groups for width in model.channels),
+            "`groups`: {groups} does not divide all of `channels`; choose 1 or another divisor",
+        ),
+    )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return EarlyExit(shape[0], classes, self.channels, self.blocks, self.exit_after, self.groups)

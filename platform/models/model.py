@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from torch import nn
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.layer_context import BufferPolicy
 from hedgerow.platform.common.section import Section
 
@@ -70,11 +71,12 @@ class StagedModel(Model):
     channels: list[Width] = Field([64, 128, 256, 512], min_length=1, description="channels of each stage")
     blocks: list[Depth] = Field([2, 2, 2, 2], min_length=1, description="number of blocks of each stage")
 
-    @model_validator(mode="after")
-    def _equally_many(self) -> Self:
-        if len(self.channels) != len(self.blocks):
-            raise ValueError("`channels` and `blocks` must have the same number of entries, one for each stage")
-        return self
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda model: len(model.channels) != len(model.blocks),
+            "`channels` and `blocks` must have the same number of entries, one for each stage",
+        ),
+    )
 
 
 class CustomModel(Section):

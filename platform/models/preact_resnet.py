@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.models.model import StagedModel
 
 
@@ -20,11 +21,12 @@ class PreActResNet(StagedModel):
 
     groups: int = Field(32, ge=1, description="number of groups of each GroupNorm; must divide all channels")
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if any(width % self.groups for width in self.channels):
-            raise ValueError(f"`groups`: {self.groups} does not divide all of `channels`; choose 1 or another divisor")
-        return self
+    rules = (
+        Rule(
+            lambda model: any(width % model.groups for width in model.channels),
+            "`groups`: {groups} does not divide all of `channels`; choose 1 or another divisor",
+        ),
+    )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return preact_resnet(shape[0], classes, self.channels, self.blocks, self.groups)

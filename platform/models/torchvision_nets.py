@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.models.model import Depth, Model, StagedModel, Width
@@ -37,11 +38,14 @@ class ResNet(StagedModel):
         description="number of groups of each GroupNorm, which can be batched over clients; null: static batch norm",
     )
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.groups and any(width % self.groups for width in [*self.channels, self.stem or self.groups]):
-            raise ValueError(f"`groups`: {self.groups} does not divide all of `channels` and `stem`; choose 1")
-        return self
+    rules = (
+        Rule(
+            lambda model: (
+                model.groups and any(width % model.groups for width in [*model.channels, model.stem or model.groups])
+            ),
+            "`groups`: {groups} does not divide all of `channels` and `stem`; choose 1",
+        ),
+    )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         norm = partial(nn.GroupNorm, self.groups) if self.groups else StaticBatchNorm2d
@@ -83,11 +87,11 @@ class VisionTransformer(Model):
     heads: int = Field(3, ge=1, description="number of attention heads; must divide `width`")
     width: int = Field(192, ge=1, description="dimension of a token; each layer has four times as many hidden units")
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.width % self.heads:
-            raise ValueError(f"`heads`: {self.heads} does not divide `width: {self.width}`; choose another")
-        return self
+    rules = (
+        Rule(
+            lambda model: model.width % model.heads, "`heads`: {heads} does not divide `width: {width}`; choose another"
+        ),
+    )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         if shape[1] != shape[2] or shape[1] % self.patch:

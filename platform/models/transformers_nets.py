@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.section import Section
@@ -56,11 +57,12 @@ class Transformer(Model):
         None, description="adapters, which alone are trained and transmitted; null: all parameters are"
     )
 
-    @model_validator(mode="after")
-    def _has_architecture(self) -> Self:
-        if (self.path is None) == ("model_type" not in self.config):
-            raise ValueError("set either `path`, or `model_type` in `config`, such as {model_type: gpt2, n_layer: 2}")
-        return self
+    rules = (
+        Rule(
+            lambda model: (model.path is None) == ("model_type" not in model.config),
+            "set either `path`, or `model_type` in `config`, such as {{model_type: gpt2, n_layer: 2}}",
+        ),
+    )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         with _quiet():

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from hedgerow.algorithms.core.keyed_random import seeded
@@ -32,7 +31,7 @@ from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.autotune import require_compiler
 from hedgerow.platform.runtime.contract_check import check_contract
 from hedgerow.platform.runtime.middleware_order import compose
-from hedgerow.platform.schedules.compatibility import schedule_objection
+from hedgerow.platform.runtime.task_rules import Built, refuse
 from hedgerow.platform.storage.remote import check_storage
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 
@@ -200,98 +199,13 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
         algorithm = build_algorithms([experiment], dataset, partition)[0]
     _check_functions(experiment, dataset)
     _check_streams(experiment, partition)
-    name, inner = experiment.algorithm.name, algorithm.inner
-    _check_train_mode(experiment, algorithm)
-    if experiment.task.model.init and getattr(experiment.algorithm, "starts", 1) > 1:
-        raise UserError("task.model.init: models trained side by side would all be the same; set algorithm.starts to 1")
-    _check_losses(experiment, dataset, algorithm)
+    refuse(Built(experiment, dataset, partition, algorithm))
     _check_plans(experiment, algorithm)
-    if experiment.privacy:
-        # Before the slots, whose reasons name the transforms that `privacy` stands for.
-        _check_privacy(experiment, algorithm, len(partition))
-    if reason := algorithm.incompatibility():
-        raise UserError(reason)
-    if reason := experiment.aggregation.rule.incompatibility(experiment.cohort_size(len(partition))):
-        raise UserError(f"aggregation.rule.{reason}")
+    if account := experiment.privacy_account(len(partition)):
+        account.epsilon(1)
     _check_stack(experiment, algorithm, len(partition))
-    if experiment.schedule and (reason := schedule_objection(experiment, algorithm, len(partition))):
-        raise UserError(reason)
-    if "all_clients" in inner.needs and experiment.cohort_size(len(partition)) < len(partition):
-        raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
-    if experiment.simulation and ("all_clients" in inner.needs or inner.trains_on == "pool"):
-        why = (
-            "needs all clients in every round"
-            if "all_clients" in inner.needs
-            else "trains in one place, without clients"
-        )
-        raise UserError(f"simulation: {name} {why}; remove it")
-    if algorithm.task.is_static and not experiment.evaluation.clients:
-        raise UserError(
-            f"evaluation.clients: {experiment.task.model.name} is scored with normalisation statistics of "
-            "clients' samples; set it above 0"
-        )
-    if experiment.evaluation.target_metric.endswith(("_highest", "_lowest")) and not inner.is_personal:
-        raise UserError(
-            f"evaluation.target_metric: {experiment.evaluation.target_metric} needs personal models, and {name} has "
-            "none; set it to client_accuracy"
-        )
-    if algorithm.task.is_static and experiment.evaluation.follows:
-        raise UserError(
-            f"evaluation.model: {experiment.task.model.name} normalises by statistics of clients' samples, which are "
-            "measured for a single model; set it to server"
-        )
-    if inner.is_personal and algorithm.task.is_scored:
-        own = f"with {name} every client has its own model, which is scored on the client's held-out samples"
-        if not partition.holds_out:
-            raise UserError(f"task.partition.holdout: {own}; raise it until every client has some")
-        if not experiment.evaluation.clients:
-            raise UserError(f"evaluation.clients: {own}; set it above 0")
-        if algorithm.task.is_static:
-            raise UserError(
-                f"task.model: {experiment.task.model.name} normalises by statistics of all clients' samples, and "
-                f"{own}; choose another model"
-            )
-    if "validation" in inner.needs and not partition.splits()["validation"].sizes.all():
-        raise UserError(
-            f"task.partition.validation: every client needs validation samples with {name}, for its upper level or "
-            "as the server's own samples; raise it"
-        )
-    _check_validation(experiment, algorithm)
-    if (size := len(partition.rows("public"))) < inner.public_samples:
-        raise UserError(
-            f"task.public: {name} needs public samples, at least {inner.public_samples}, and there are "
-            f"{size}; set `samples: {inner.public_samples}` or more"
-        )
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
-
-
-def _check_privacy(experiment: Experiment, algorithm: ComposedAlgorithm, population: int) -> None:
-    """Raise UserError when something leaves clients without noise, or accounting is not possible."""
-    name, remove = experiment.algorithm.name, "remove one of the two"
-    clips = any(transform.is_clip or transform.adds_server_noise for transform in experiment.transforms)
-    mode = algorithm.task.train_mode
-    averaged = mode is not None and mode.policy == "average" and mode.buffers
-    normalises = algorithm.task.is_static or not all(algorithm.inner.keeps_buffer(name) for name in averaged or ())
-    reasons = [
-        (
-            not algorithm.inner.supports_privacy,
-            f"privacy: a round of {name} is not one update of each client, which a clip and noise can cover; remove it",
-        ),
-        (clips, "transforms: `privacy` clips and adds noise itself; remove the clip and the noise"),
-        (experiment.schedule, f"schedule: privacy is accounted for cohorts drawn at random; {remove}"),
-        (experiment.simulation, f"simulation: privacy is accounted for cohorts that take part in full; {remove}"),
-        (experiment.fedex, f"fedex: scores of clients have no noise; {remove}"),
-        (experiment.evaluation.follows, "evaluation.model: clients' own models have no noise; set it to server"),
-        (
-            normalises,
-            "task.model: statistics of batch norm would be sent without noise; choose a model without it",
-        ),
-    ]
-    if reason := next((reason for is_true, reason in reasons if is_true), None):
-        raise UserError(reason)
-    if account := experiment.privacy_account(population):
-        account.epsilon(1)
 
 
 def _check_stack(experiment: Experiment, algorithm: ComposedAlgorithm, population: int) -> None:
@@ -313,23 +227,6 @@ def _check_stack(experiment: Experiment, algorithm: ComposedAlgorithm, populatio
     )
 
 
-def _check_validation(experiment: Experiment, algorithm: ComposedAlgorithm) -> None:
-    """Raise UserError when validation samples cannot be scored, or a validation split of the clients is not used."""
-    task, name = experiment.task, experiment.algorithm.name
-    if task.validation and not algorithm.task.is_scored:
-        raise UserError("task.validation: the model of this task has no accuracy or loss on samples; remove it")
-    if task.validation and task.validation.is_at_server and algorithm.inner.is_personal:
-        raise UserError(
-            f"task.validation.from: with {name} every client has its own model, which the server's samples cannot "
-            "score; set it to clients"
-        )
-    if getattr(task.partition, "validation", 0.0) and not ("validation" in algorithm.inner.needs or task.problem):
-        raise UserError(
-            f"task.partition.validation: {name} does not use it; remove it, or set `task.validation` to hold back "
-            "samples for choosing hyperparameters"
-        )
-
-
 def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
     """Raise UserError when a foreign model differs each time it is built: every process builds it."""
     task = experiment.task
@@ -343,37 +240,6 @@ def _check_repeats(experiment: Experiment, dataset: Dataset) -> None:
                     f"{place}: {config.name} has different parameters or buffers each time it is built; draw them "
                     "from torch's generator, which is seeded, not from NumPy or random"
                 )
-
-
-def _check_train_mode(experiment: Experiment, algorithm: ComposedAlgorithm) -> None:
-    """Raise UserError when the experiment does not support a model or teacher that differs in training mode."""
-    config = experiment.task.teacher
-    if config is not None and config.model is not None and getattr(algorithm.task.teacher, "train_mode", None):
-        raise UserError(
-            "task.teacher.model: a teacher with batch norm or dropout is not trained here; train it as a run of its "
-            "own, and set task.teacher.run to its folder"
-        )
-    if mode := getattr(algorithm.task.teacher, "train_mode", None):
-        for attribute in mode.attributes:
-            raise UserError(
-                f"task.teacher: a call of the teacher changes its attribute {str(attribute)!r}, on which the next one "
-                "would depend; do not change it in forward"
-            )
-    mode = getattr(algorithm.task.module, "train_mode", None)
-    if mode is None:
-        return
-    if experiment.task.problem:
-        raise UserError(
-            f"task.problem: it does not support a model with {mode.layers} in training; choose another model"
-        )
-    if mode.kept and experiment.evaluation.follows:
-        raise UserError(f"evaluation.model: averages of clients' latest models have no {mode.layers}; set it to server")
-    if experiment.fedex and mode.buffers and mode.policy != "average":
-        raise UserError("task.model.buffers: FedEx scores each client's model, with its buffers; set it to average")
-    engine = experiment.engine
-    if engine.compile is True or any(plan.compiled for plan in engine.plans.values()):
-        place = "compile" if engine.compile is True else "plans"
-        raise UserError(f"engine.{place}: a model with {mode.layers} is not compiled; set it to false")
 
 
 def _check_streams(experiment: Experiment, partition: Partition) -> None:
@@ -392,29 +258,11 @@ def _check_streams(experiment: Experiment, partition: Partition) -> None:
         )
 
 
-def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: ComposedAlgorithm) -> None:
-    """Raise UserError when the augmentation does not fit the samples or the algorithm."""
-    name, augment = experiment.algorithm.name, experiment.task.augment
-    if augment is None:
-        return
-    shape, images = dataset.sample_shape, dataset.x_train.dtype == np.uint8 and not dataset.is_tokens
-    if len(shape) != 3 or not images:
-        raise UserError(f"task.augment: {dataset.name} has no images; remove it")
-    if augment.cutout > max(shape[1:]) or augment.crop > max(shape[1:]):
-        raise UserError(f"task.augment: `crop` or `cutout` exceeds the image size {shape[1]}x{shape[2]}; lower it")
-    if augment.auto and dataset.x_train.max() <= 127:
-        raise UserError(
-            f"task.augment.auto: the policy needs 8-bit images, and {dataset.name} has fewer bits; remove it"
-        )
-    if not any(spec.views for spec in getattr(experiment.algorithm, "batches", {}).values()):
-        raise UserError(f"task.augment: {name} does not augment samples; remove it")
-
-
 def _check_plans(experiment: Experiment, algorithm: ComposedAlgorithm) -> None:
     """Raise UserError when a plan in the file names a step that the algorithm does not have, or cannot run."""
     name, inner = experiment.algorithm.name, algorithm.inner
     no_vmap = getattr(inner.task.module, "no_vmap", None)
-    if experiment.engine.compile is True or any(plan.compiled for plan in experiment.engine.plans.values()):
+    if experiment.engine.compiling:
         require_compiler("engine", "set compile to false, or remove the plans")
     if experiment.engine.mode == "vmap" and experiment.no_vmap:
         raise UserError(f"engine.mode: vmap is not possible: {experiment.no_vmap}; set it to loop or auto")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, create_model, field_validator, model_validator
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Experiment
@@ -183,32 +184,28 @@ class SearchKind(Section):
             values = {**values, "mode": mode_of(str(values.get("metric", "accuracy"))) or "max"}
         return values
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if not self.space:
-            raise ValueError("`space` is empty; name at least one key, such as `algorithm.lr: [0.01, 0.1]`")
-        natural = mode_of(self.metric)
-        if natural and natural != self.mode:
-            raise ValueError(
-                f"`mode: {self.mode}` contradicts `metric: {self.metric}`, whose mode is {natural}; set "
-                f"`mode: {natural}` or remove it"
-            )
-        random_keys = [key for key, entry in self.space.items() if entry.form != "grid"]
-        if random_keys and self.samples is None:
-            raise ValueError(
-                f"`samples` is missing: set the number of draws of {', '.join(random_keys)}, as in `samples: 10`"
-            )
-        if not random_keys and self.samples is not None and not self.proposes:
-            raise ValueError("`samples` has no effect, because every key of the space is a grid; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _packs_where_trials_end_together(self) -> Self:
-        if self.alone_by and isinstance(self.pack, int):
-            raise ValueError(
-                f"`pack: {self.pack}` cannot be used with {self.alone_by}, which treats trials individually"
-            )
-        return self
+    rules = (
+        Rule(
+            lambda search: not search.space,
+            "`space` is empty; name at least one key, such as `algorithm.lr: [0.01, 0.1]`",
+        ),
+        Rule(
+            lambda search: (natural := mode_of(search.metric)) and natural != search.mode and natural,
+            "`mode: {mode}` contradicts `metric: {metric}`, whose mode is {found}; set `mode: {found}` or remove it",
+        ),
+        Rule(
+            lambda search: search.samples is None and ", ".join(search.drawn),
+            "`samples` is missing: set the number of draws of {found}, as in `samples: 10`",
+        ),
+        Rule(
+            lambda search: not search.drawn and search.samples is not None and not search.proposes,
+            "`samples` has no effect, because every key of the space is a grid; remove it",
+        ),
+        Rule(
+            lambda search: search.alone_by and isinstance(search.pack, int),
+            "`pack: {pack}` cannot be used with {alone_by}, which treats trials individually; remove it",
+        ),
+    )
 
     def build(self, setup: SearchSetup) -> "tuple[Searcher | None, TrialScheduler | None]":
         """Returns Ray Tune's searcher and scheduler.
@@ -239,6 +236,11 @@ class SearchKind(Section):
     def within_run(self, values: dict[str, Any], configurations: list[Overrides]) -> dict[str, Any]:
         """Returns the file of the run, if it `is_one_run`. values: the file without `search`. Raises UserError."""
         return values
+
+    @property
+    def drawn(self) -> list[str]:
+        """Keys whose values are drawn."""
+        return [key for key, entry in self.space.items() if entry.form != "grid"]
 
     @property
     def alone_by(self) -> str | None:

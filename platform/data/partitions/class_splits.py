@@ -1,10 +1,11 @@
 """Splits of the training set by class: some classes for each client, shards, or given or random shares of classes."""
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.partitions.dealt_scheme import DealtScheme, SizedScheme
 from hedgerow.platform.data.partitions.scheme import grouped
@@ -40,11 +41,12 @@ class Labels(SizedScheme):
         "class, with at least `minimum` samples (FedProx's MNIST)",
     )
 
-    @model_validator(mode="after")
-    def _law_of_classes_is_given(self) -> Self:
-        if self.law_of == "classes" and (self.sizes is None or self.has_fixed_total):
-            raise ValueError("`law_of: classes` needs a law in `sizes` that uses all samples; change one of them")
-        return self
+    rules = (
+        Rule(
+            lambda scheme: scheme.law_of == "classes" and (scheme.sizes is None or scheme.has_fixed_total),
+            "`law_of: classes` needs a law in `sizes` that uses all samples; change one of them",
+        ),
+    )
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
@@ -183,13 +185,16 @@ class Shards(DealtScheme):
         False, description="with `shard_size` alone: also deal the last, smaller shard; false: its samples are not used"
     )
 
-    @model_validator(mode="after")
-    def _shards_are_given(self) -> Self:
-        if self.shards_per_client is None and self.shard_size is None:
-            raise ValueError("`shards` needs `shards_per_client` or `shard_size`; give one of them or both")
-        if self.keep_incomplete and self.shards_per_client is not None:
-            raise ValueError("`keep_incomplete` needs `shard_size` without `shards_per_client`; remove one of them")
-        return self
+    rules = (
+        Rule(
+            lambda scheme: scheme.shards_per_client is None and scheme.shard_size is None,
+            "`shards` needs `shards_per_client` or `shard_size`; give one of them or both",
+        ),
+        Rule(
+            lambda scheme: scheme.keep_incomplete and scheme.shards_per_client is not None,
+            "`keep_incomplete` needs `shard_size` without `shards_per_client`; remove one of them",
+        ),
+    )
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
@@ -294,25 +299,28 @@ class GivenShares(SizedScheme):
         "part of all samples of a class",
     )
 
-    @model_validator(mode="after")
-    def _matrix_has_shares(self) -> Self:
-        lengths = {len(row) for row in self.matrix}
-        if len(lengths) != 1:
-            raise ValueError("`matrix` must have rows of one length, the number of classes")
-        rows = np.array(self.matrix)
-        if not np.isfinite(rows).all() or rows.min(initial=0) < 0 or not rows.sum(1).all():
-            raise ValueError("`matrix` must have finite numbers, 0 or more, and in each row one above 0")
-        if len(rows) > self.clients:
-            raise ValueError(
-                f"`matrix` has {len(rows)} rows for {self.clients} clients; remove rows or raise `clients`"
-            )
-        given = (self.unbalanced, self.sizes is not None, self.samples_per_client is not None)
-        if self.normalise == "classes" and any(given):
-            raise ValueError(
-                "`normalise: classes` uses all samples, and sizes follow from the matrix; remove `sizes`, `unbalanced` "
-                "and `samples_per_client`"
-            )
-        return self
+    rules = (
+        Rule(
+            lambda scheme: len({len(row) for row in scheme.matrix}) != 1,
+            "`matrix` must have rows of one length, the number of classes",
+        ),
+        Rule(
+            lambda scheme: not all(all(0 <= share < np.inf for share in row) and sum(row) for row in scheme.matrix),
+            "`matrix` must have finite numbers, 0 or more, and in each row one above 0",
+        ),
+        Rule(
+            lambda scheme: len(scheme.matrix) > scheme.clients and len(scheme.matrix),
+            "`matrix` has {found} rows for {clients} clients; remove rows or raise `clients`",
+        ),
+        Rule(
+            lambda scheme: (
+                scheme.normalise == "classes"
+                and (scheme.unbalanced or scheme.sizes is not None or scheme.samples_per_client is not None)
+            ),
+            "`normalise: classes` uses all samples, and sizes follow from the matrix; remove `sizes`, "
+            "`unbalanced` and `samples_per_client`",
+        ),
+    )
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator

@@ -1,10 +1,11 @@
 """Base classes of schemes that deal the training set to a given number of clients, with sizes of any law."""
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import Registry
 from hedgerow.platform.data.partitions import SIZE_LAWS
@@ -41,17 +42,26 @@ class SizedScheme(DealtScheme):
     )
     sizes: SizeLawConfig | None = Field(None, description="law of the client sizes; null: equal sizes")
 
-    @model_validator(mode="after")
-    def _sizes_are_given_once(self) -> Self:
-        if self.unbalanced and self.sizes is not None:
-            raise ValueError("`unbalanced` and `sizes` both set the sizes of clients; remove one of them")
-        if isinstance(self.sizes, ListedSizes) and len(self.sizes.samples) != self.clients:
-            raise ValueError(
-                f"`sizes` lists {len(self.sizes.samples)} clients, but `clients` is {self.clients}; make them equal"
-            )
-        if self.sizes is not None and self.sizes.total is not None and self.samples_per_client is not None:
-            raise ValueError("`sizes` gives the number of samples of each client; remove `samples_per_client`")
-        return self
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda scheme: scheme.unbalanced and scheme.sizes is not None,
+            "`unbalanced` and `sizes` both set the sizes of clients; remove one of them",
+        ),
+        Rule(
+            lambda scheme: (
+                isinstance(scheme.sizes, ListedSizes)
+                and len(scheme.sizes.samples) != scheme.clients
+                and len(scheme.sizes.samples)
+            ),
+            "`sizes` lists {found} clients, but `clients` is {clients}; make them equal",
+        ),
+        Rule(
+            lambda scheme: (
+                scheme.sizes is not None and scheme.sizes.total is not None and scheme.samples_per_client is not None
+            ),
+            "`sizes` gives the number of samples of each client; remove `samples_per_client`",
+        ),
+    )
 
     @property
     def has_fixed_total(self) -> bool:

@@ -1,11 +1,12 @@
 """Base class of all partition schemes: a section of the experiment file that deals samples to clients."""
 
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.data.dataset import Dataset
@@ -75,12 +76,20 @@ class SplitScheme(PartitionScheme):
         "highest], between which each client's share is drawn",
     )
 
-    @model_validator(mode="after")
-    def _noise_is_a_share(self) -> Self:
-        low, high = self.noise
-        if not 0 <= low <= high <= 1:
-            raise ValueError("`label_noise` must be a share from 0 to 1, or [lowest, highest]")
-        return self
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda scheme: not 0 <= scheme.noise[0] <= scheme.noise[1] <= 1,
+            "`label_noise` must be a share from 0 to 1, or [lowest, highest]",
+        ),
+        Rule(
+            lambda scheme: scheme.holdout + scheme.validation >= 1,
+            "`holdout` and `validation` leave no samples for training; lower them",
+        ),
+        Rule(
+            lambda scheme: scheme.validation_by == "class" and not scheme.validation,
+            "`validation_by: class` needs `validation` above 0; raise it",
+        ),
+    )
 
     @property
     def noise(self) -> tuple[float, float]:
@@ -88,14 +97,6 @@ class SplitScheme(PartitionScheme):
         if isinstance(self.label_noise, float):
             return self.label_noise, self.label_noise
         return (self.label_noise[0], self.label_noise[1]) if len(self.label_noise) == 2 else (-1.0, -1.0)
-
-    @model_validator(mode="after")
-    def _some_are_left(self) -> Self:
-        if self.holdout + self.validation >= 1:
-            raise ValueError("`holdout` and `validation` leave no samples for training; lower them")
-        if self.validation_by == "class" and not self.validation:
-            raise ValueError("`validation_by: class` needs `validation` above 0")
-        return self
 
     @property
     def class_keys(self) -> list[str]:

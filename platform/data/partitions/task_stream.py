@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from math import prod
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.section import Section
@@ -50,11 +51,12 @@ class Stream(PartitionScheme):
     transforms: Transforms | None = Field(None, description="random transforms of the images; null: none")
     seed: int = Field(0, ge=0, description="seed of the stream; independent of the experiment's own seed")
 
-    @model_validator(mode="after")
-    def _disjoint_needs_ways(self) -> Self:
-        if self.disjoint and self.ways is None:
-            raise ValueError("`disjoint` needs `ways`: disjoint tasks cannot each have all classes")
-        return self
+    rules = (
+        Rule(
+            lambda stream: stream.disjoint and stream.ways is None,
+            "`disjoint` needs `ways`: disjoint tasks cannot each have all classes; give it, or remove `disjoint`",
+        ),
+    )
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """Samples of all tasks, task by task: first `train` training samples each, then `test` test samples.
