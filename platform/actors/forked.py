@@ -29,6 +29,7 @@ from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
 from hedgerow.platform.common.errors import ProcessesLost
+from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.signals import TERMINATIONS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
@@ -174,10 +175,11 @@ def _serve(connection: socket.socket) -> None:
         method, arguments, shared = message
         reply: tuple[Any, Exception | None]
         try:
-            if method == "load_run":
-                worker, answer = _build_worker(*arguments), None
-            else:
-                answer = getattr(worker, method)(*arguments, **shared)
+            with own_errors():
+                if method == "load_run":
+                    worker, answer = _build_worker(*arguments), None
+                else:
+                    answer = getattr(worker, method)(*arguments, **shared)
             reply = answer, None
         except Exception as error:
             error.add_note("".join(traceback.format_tb(error.__traceback__)))

@@ -21,6 +21,7 @@ from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.shared_folder import name_of
 from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
@@ -86,6 +87,7 @@ class ClientActor:
         release_maps()
         free_memory()
 
+    @own_errors()
     def call(self, method: str, arguments: bytes, broadcasts: Any, apart: bool, *blocks: np.ndarray) -> Any:
         """Call a method of the worker.
 

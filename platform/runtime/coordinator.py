@@ -90,8 +90,7 @@ class Coordinator:
         while not self.done:
             before = self.round
             try:
-                with own_errors():
-                    self.run_round()
+                self.run_round()
             except UserError as error:
                 # An error while a round is saved ends the run at once: another process may have taken it over.
                 if before == first or self.round != before:
@@ -107,6 +106,7 @@ class Coordinator:
         self._last_reported = after + len(records)
         return records, self.done
 
+    @own_errors()
     def run_round(self) -> dict[int, RoundRecord]:
         """Run one round, and save it if a checkpoint is due; returns the record of each variant, by index."""
         # Not in the constructor: Ray wraps the errors of an actor's constructor before the user sees them.
