@@ -38,6 +38,7 @@ from hedgerow.platform.data.mapped_arrays import LARGE, ArrayFile, concatenated,
 from hedgerow.platform.runtime.aggregation import sum_trees
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import init_process
+from hedgerow.platform.runtime.state_store import MappedMemory
 from hedgerow.platform.runtime.transport import Answer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -264,6 +265,8 @@ def _shared(value: Any) -> Any:
 class Forked:
     """Transport to worker processes on this machine. workers: number of processes."""
 
+    memory = MappedMemory
+
     def __init__(self, experiments: list[Experiment], dataset: Dataset, partition: Partition, workers: int):
         data = {name: _shared(value) for name, value in vars(dataset).items()}
         dumped = [experiment.model_dump(mode="json") for experiment in experiments]
@@ -276,7 +279,6 @@ class Forked:
         self._lost: list[Answer] = []
 
     def start(self, worker: int) -> None:
-        """See Transport."""
         if worker in self.processes:
             self.processes.pop(worker).close()
         self.processes[worker] = ForkedWorker()
@@ -285,11 +287,9 @@ class Forked:
         self.call(worker, "load_run", self._load)
 
     def publish(self, trees: list[Tree]) -> Any:
-        """See Transport."""
         return [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees]
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
-        """See Transport."""
         connection = self.processes[worker].connection
         try:
             send(connection, (method, arguments, {} if shared is None else {"broadcasts": shared}))
@@ -298,7 +298,6 @@ class Forked:
             self._lost.append(Answer(worker, lost=self._cause(worker, error)))
 
     def wait(self, seconds: float) -> list[Answer]:
-        """See Transport."""
         answers, self._lost = self._lost, []
         for connection in wait(list(self._waiting), 0 if answers else seconds) if self._waiting else ():
             worker = self._waiting.pop(connection)  # type: ignore[arg-type]
@@ -314,19 +313,15 @@ class Forked:
         return answers
 
     def sum_up(self, totals: list[Any], scale: float) -> Tree:
-        """See Transport."""
         return sum_trees(totals, scale)
 
     def name(self, worker: int) -> str:
-        """See Transport."""
         return f"process {worker} of this run"
 
     def kill(self, worker: int) -> None:
-        """See Transport."""
         self.processes[worker].end()
 
     def close(self) -> None:
-        """See Transport."""
         for process in self.processes.values():
             process.close()
         self.processes.clear()

@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors import sums
 from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, no_room
-from hedgerow.platform.actors.object_states import BlockRows
+from hedgerow.platform.actors.object_states import BlockRows, ObjectMemory
 from hedgerow.platform.actors.session import node_resources
 from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.shared_folder import name_of
@@ -31,7 +31,7 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, su
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.runtime.shards import ObjectsLost, WorkShard
-from hedgerow.platform.runtime.state_store import release_maps
+from hedgerow.platform.runtime.state_store import MappedMemory, release_maps
 from hedgerow.platform.runtime.transport import Answer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -137,6 +137,7 @@ class RayTransport:
 
     def __init__(self, spec: ActorSpec, workers: int, several_nodes: bool, strategies: Sequence[Any]):
         self.spec, self.workers, self.several_nodes, self.strategies = spec, workers, several_nodes, strategies
+        self.memory = ObjectMemory if several_nodes else MappedMemory
         self.left_out: dict[str, str] = {}
         """Nodes on which actors cannot start, with the reason."""
         self.actors: dict[int, Any] = {}
@@ -154,7 +155,6 @@ class RayTransport:
         del self.spec
 
     def start(self, worker: int) -> None:
-        """See Transport."""
         if worker not in self.actors:
             self.actors[worker] = self._create(worker)
         answer = self.actors[worker].load_run.remote(self.spec, self.spec.data, self.spec.partition)
@@ -166,7 +166,6 @@ class RayTransport:
         return pack(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
-        """See Transport."""
         shards = arguments[0] if shared is not None else []
         own = _with_blocks(shards)
         blocks = [block for shard in own for block in shard.rows.blocks]
@@ -246,15 +245,12 @@ class RayTransport:
         return tree_map(lambda leaf: torch.from_numpy(leaf.copy()), result)
 
     def name(self, worker: int) -> str:
-        """See Transport."""
         return f"client actor {worker}"
 
     def kill(self, worker: int) -> None:
-        """See Transport."""
         ray.kill(self.actors[worker])
 
     def close(self) -> None:
-        """See Transport."""
         for actor in self.actors.values():
             with suppress(Exception):
                 ray.kill(actor)

@@ -35,7 +35,7 @@ from hedgerow.platform.runtime.evaluation import validate
 from hedgerow.platform.runtime.exchange_costs import Delivery, NoContributionsError
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.shards import EVALUATION
-from hedgerow.platform.runtime.state_store import MappedStates
+from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.schedules.events import Group
@@ -248,7 +248,7 @@ class _DryRun:
         experiment, algorithm = self.experiment, self.algorithm
         update = {"engine": EngineConfig(mode=mode, compile=False)}
         initial = algorithm.init_client()
-        store = MappedStates(initial, self.population, len(self.clients)) if initial else None
+        store = StateStore(initial, self.population, len(self.clients)) if initial else None
         executor = Executor([experiment.model_copy(update=update)], InProcess(lambda: worker), 1, [store])
 
         def drive(generator: Any, first: int = 0) -> Any:

@@ -80,59 +80,122 @@ class StateRows(Protocol):
 
     def only(self, positions: np.ndarray) -> "StateRows":
         """Rows of some of the clients."""
-        ...
 
     def read(self, positions: np.ndarray) -> Tensor:
         """Records (n, width) before the step."""
-        ...
 
     def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
         """Store the new states of some clients: leaves (n, ...)."""
-        ...
 
 
-class StateStore(Protocol):
-    """States of all clients of a variant."""
+class Memory(Protocol):
+    """Records of states in numbered places. Place 0 has the initial state, and is never released."""
 
-    layout: StateLayout
+    is_scattered: bool
+    """Whether records are put anew, next to each other, at each checkpoint."""
 
-    def begin(self) -> None:
-        """Begin a round, or begin it again: forget the states that steps have written since the last commit."""
-        ...
+    def rows(self, places: np.ndarray, keeps: bool) -> Any:
+        """Rows of a shard's clients in these places. keeps: whether the step may write new states."""
 
-    def rows(self, clients: np.ndarray, keeps: bool) -> Any:
-        """Rows of some clients for a shard. keeps: whether the step may write new states."""
-        ...
-
-    def keep(self, clients: np.ndarray, rows: Any, kept: np.ndarray, objects: list[Any]) -> None:
-        """Note that a step has written the states of the clients in the mask `kept` to its rows.
+    def written(self, rows: Any, kept: np.ndarray, objects: list[Any]) -> np.ndarray:
+        """Places of the new states in the rows of a shard, for the clients in the mask `kept`.
 
         objects: references to the new states, where these are objects of Ray.
         """
-        ...
+
+    def release(self, places: np.ndarray) -> None:
+        """Release places that no client uses any more."""
+
+    def read(self, places: np.ndarray) -> Tensor:
+        """Records (n, width). Raises ObjectsLost."""
+
+    def put(self, records: Tensor) -> np.ndarray:
+        """Places of new records."""
+
+    def close(self) -> None:
+        """Release all records."""
+
+
+class StateStore:
+    """States of all clients of a variant.
+
+    initial: state of a client that never took part, which needs no place of its own. clients: size of the population.
+    most: number of clients that can take part in the run. memory: where the states are.
+    """
+
+    def __init__(
+        self,
+        initial: Tree,
+        clients: int,
+        most: int | None = None,
+        memory: "Callable[[Tensor, int], Memory] | None" = None,
+    ):
+        self.layout = StateLayout(initial)
+        record = self.layout.pack(tree_map(lambda leaf: leaf[None], initial), 1)
+        self.memory = (memory or MappedMemory)(record, most or clients)
+        self._final, self._current = np.zeros((2, clients), np.int64)
+        """Place of each client's state after the last commit, and after the steps of this round."""
+        self._written: list[np.ndarray] = []
+        """Clients that steps have written in this round."""
+        self._files = StateFiles(self.layout)
+
+    def begin(self) -> None:
+        """Begin a round, or begin it again: forget the states that steps have written since the last commit."""
+        for clients in self._written:
+            self._move(self._current, clients, self._final[clients])
+        self._written = []
+
+    def rows(self, clients: np.ndarray, keeps: bool) -> Any:
+        """Rows of some clients for a shard. keeps: whether the step may write new states."""
+        return self.memory.rows(self._current[clients], keeps)
+
+    def keep(self, clients: np.ndarray, rows: Any, kept: np.ndarray, objects: list[Any]) -> None:
+        """Note that a step has written the states of the clients in the mask `kept` to its rows. See Memory."""
+        self._move(self._current, clients[kept], self.memory.written(rows, kept, objects))
+        self._written.append(clients[kept])
 
     def commit(self) -> None:
         """Make the states of the round final."""
-        ...
+        for clients in self._written:
+            self._move(self._final, clients, self._current[clients])
+            self._files.note(clients)
+        self._written = []
 
     def save(self, folder: Path) -> dict[str, Fingerprint]:
         """Write the final states into the folder of a new checkpoint, between rounds or before a round runs again.
 
         Files that have not changed since the last checkpoint are linked, and returned with their fingerprints.
         """
-        ...
+        self.begin()
+        return self._files.save(folder, self._saved, np.flatnonzero(self._final))
 
     def saved(self, checkpoint: Path) -> None:
         """Note that the checkpoint of the last `save` is complete."""
-        ...
+        self._files.saved(checkpoint)
 
     def load(self, folder: Path | None) -> None:
         """Replace all states with those of a checkpoint, or with the initial ones. Raises DamagedCheckpoint."""
-        ...
+        self.begin()
+        self.memory.release(self._final)
+        self._final[:] = self._current[:] = 0
+        for clients, states in self._files.load(folder):
+            self._final[clients] = self._current[clients] = self.memory.put(self.layout.pack(states, len(clients)))
 
     def close(self) -> None:
         """Release the states."""
-        ...
+        self.memory.close()
+
+    def _saved(self, clients: np.ndarray) -> Tree:
+        records = self.memory.read(self._final[clients])
+        if self.memory.is_scattered:
+            self.memory.release(self._final[clients])
+            self._final[clients] = self._current[clients] = self.memory.put(records)
+        return self.layout.unpack(records)
+
+    def _move(self, places: np.ndarray, clients: np.ndarray, new: np.ndarray) -> None:
+        """Change the final or the current places of clients, and release the ones that are neither."""
+        old, places[clients] = places[clients], new
+        self.memory.release(old[(old != self._final[clients]) & (old != self._current[clients])])
 
 
 # ---- one machine ----------------------------------------------------------------------------------------------------
@@ -237,102 +300,56 @@ class MappedRows:
         return MappedRows(self.file, self.reads[positions], self.writes[positions] if len(self.writes) else self.writes)
 
     def read(self, positions: np.ndarray) -> Tensor:
-        """See StateRows."""
         return self.file.records[torch.from_numpy(self.reads[positions])]
 
     def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
-        """See StateRows."""
         layout.fill(self.file.records, states, torch.from_numpy(self.writes[positions]))
 
 
-class MappedStates:
-    """States in one mapped file: for everything that runs on one machine.
+class MappedMemory:
+    """Records in one mapped file: for everything that runs on one machine.
 
-    initial: state of a client that never took part, which needs no row of its own. clients: size of the population.
-    most: number of clients that can take part in the run, to choose between shared memory and the node's disk.
+    initial: record (1, width) of the initial state. most: number of clients that can take part in the run, to choose
+    between shared memory and the node's disk.
     """
 
-    def __init__(self, initial: Tree, clients: int, most: int | None = None):
-        self.layout = StateLayout(initial)
-        self._final, self._current = np.zeros(clients, np.int32), np.zeros(clients, np.int32)
-        self._written: list[np.ndarray] = []
-        """Clients that steps have written in this round."""
-        self._free, self._used = np.zeros(0, np.int32), 1
-        self._files = StateFiles(self.layout)
-        # Row 0 is the initial state.
-        self.file = MappedFile(self.layout.width, _folder_for(3 * (most or clients) * self.layout.width))
-        self.file.grow(1)
-        self.layout.fill(self.file.records, tree_map(lambda leaf: leaf[None], initial), slice(0, 1))
+    is_scattered = False
 
-    def begin(self) -> None:
-        """See StateStore."""
-        for clients in self._written:
-            self._release(self._current[clients], but=self._final[clients])
-            self._current[clients] = self._final[clients]
-        self._written = []
+    def __init__(self, initial: Tensor, most: int):
+        width = initial.shape[1]
+        self.free, self.used = np.zeros(0, np.int64), 0
+        self.file = MappedFile(width, _folder_for(3 * most * width))
+        self.put(initial)
 
-    def rows(self, clients: np.ndarray, keeps: bool) -> MappedRows:
-        """See StateStore."""
-        return MappedRows(self.file, self._current[clients], self._take(len(clients) if keeps else 0))
+    def rows(self, places: np.ndarray, keeps: bool) -> MappedRows:
+        return MappedRows(self.file, places, self._take(len(places) if keeps else 0))
 
-    def keep(self, clients: np.ndarray, rows: MappedRows, kept: np.ndarray, objects: list[Any]) -> None:
-        """See StateStore."""
-        if not len(rows.writes):
-            return
-        clients, new = clients[kept], rows.writes[kept]
-        self._release(self._current[clients], but=self._final[clients])
-        self._release(rows.writes[~kept])
-        self._current[clients] = new
-        self._written.append(clients)
+    def written(self, rows: MappedRows, kept: np.ndarray, objects: list[Any]) -> np.ndarray:
+        self.release(rows.writes[~kept])
+        return rows.writes[kept]
 
-    def commit(self) -> None:
-        """See StateStore."""
-        for clients in self._written:
-            self._release(self._final[clients], but=self._current[clients])
-            self._final[clients] = self._current[clients]
-            self._files.note(clients)
-        self._written = []
+    def release(self, places: np.ndarray) -> None:
+        self.free = np.concatenate([places[places > 0], self.free])
 
-    def read(self, clients: np.ndarray) -> Tree:
-        """Current states of some clients, stacked."""
-        return self.layout.unpack(self.rows(clients, keeps=False).read(np.arange(len(clients))))
+    def read(self, places: np.ndarray) -> Tensor:
+        return self.file.records[torch.from_numpy(places)]
 
-    def save(self, folder: Path) -> dict[str, Fingerprint]:
-        """See StateStore."""
-        return self._files.save(folder, self._stored, np.flatnonzero(self._final))
-
-    def saved(self, checkpoint: Path) -> None:
-        """See StateStore."""
-        self._files.saved(checkpoint)
-
-    def _stored(self, clients: np.ndarray) -> Tree:
-        return self.layout.unpack(self.file.records[torch.from_numpy(self._final[clients])])
-
-    def load(self, folder: Path | None) -> None:
-        """See StateStore."""
-        self._final[:] = self._current[:] = 0
-        self._written, self._free, self._used = [], np.zeros(0, np.int32), 1
-        for clients, states in self._files.load(folder):
-            rows = self.rows(clients, keeps=True)
-            rows.write(np.arange(len(clients)), states, self.layout)
-            self._final[clients] = self._current[clients] = rows.writes
+    def put(self, records: Tensor) -> np.ndarray:
+        places = self._take(len(records))
+        self.file.records[torch.from_numpy(places)] = records
+        return places
 
     def close(self) -> None:
         """Remove the file."""
         self.file.close()
 
     def _take(self, n: int) -> np.ndarray:
-        """Rows that are not in use."""
-        again, self._free = self._free[:n], self._free[n:]
-        fresh = np.arange(self._used, self._used + n - len(again), dtype=np.int32)
-        self._used += len(fresh)
-        self.file.grow(self._used)
+        """Places that are not in use."""
+        again, self.free = self.free[:n], self.free[n:]
+        fresh = np.arange(self.used, self.used + n - len(again))
+        self.used += len(fresh)
+        self.file.grow(self.used)
         return np.concatenate([again, fresh])
-
-    def _release(self, rows: np.ndarray, but: np.ndarray | None = None) -> None:
-        """Give back rows, except the initial one and those that are equal to `but`."""
-        given = rows[rows > 0] if but is None else rows[(rows > 0) & (rows != but)]
-        self._free = np.concatenate([given, self._free])
 
 
 def _folder_for(size: int) -> Path:
