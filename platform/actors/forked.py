@@ -34,7 +34,7 @@ from hedgerow.platform.common.signals import TERMINATIONS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.mapped_arrays import LARGE, ArrayFile, concatenated, shared_file
+from hedgerow.platform.data.mapped_arrays import LARGE, concatenated, shared_file
 from hedgerow.platform.runtime.aggregation import sum_trees
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import init_process
@@ -214,8 +214,7 @@ def _build_worker(
     code.install()
     parsed = [parse_experiment(values) for values in experiments]
     init_process(parsed[0].resources.threads)
-    opened: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in data.items()}
-    return Worker(*worker_arguments(parsed, Dataset(**opened), Partition(**partition)))
+    return Worker(*worker_arguments(parsed, Dataset.opened(data), Partition(**partition)))
 
 
 class ForkedWorker:

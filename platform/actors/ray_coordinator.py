@@ -25,7 +25,7 @@ from hedgerow.platform.actors.placement import wait_for_room
 from hedgerow.platform.actors.ray_health import RayHealth, gcs_answers
 from hedgerow.platform.actors.ray_transport import LOST, ActorSpec, RayTransport, cause_of
 from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session, starts_here
-from hedgerow.platform.actors.shared_data import opened, put_dataset
+from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -67,7 +67,7 @@ class CoordinatorActor:
         else:
             self._transport.load_run(spec)
         self.run = build_coordinator(
-            spec.experiments, opened(data), Partition(**partition), [checkpoints], claim, self._transport, parts
+            spec.experiments, Dataset.opened(data), Partition(**partition), [checkpoints], claim, self._transport, parts
         )
         self.run.on_notice = self._notices.append
 

@@ -17,7 +17,6 @@ from hedgerow.platform.actors import sums
 from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, no_room
 from hedgerow.platform.actors.object_states import BlockRows, ObjectMemory
 from hedgerow.platform.actors.session import node_resources
-from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.shared_folder import name_of
 from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.common.errors import UserError, first_line
@@ -26,7 +25,7 @@ from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import Partition
+from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, sum_trees
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
@@ -79,7 +78,7 @@ class ClientActor:
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve a run, the first or a later one."""
         init_process(spec.resources.threads, resources=spec.resources)
-        self.worker = Worker(*worker_arguments(spec.experiments, opened(data), Partition(**partition)))
+        self.worker = Worker(*worker_arguments(spec.experiments, Dataset.opened(data), Partition(**partition)))
 
     def unload_run(self) -> None:
         """Release the run that has ended."""

@@ -7,9 +7,9 @@ repeated reads what it read before. The new rows are final once the round is com
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -137,7 +137,11 @@ class StateStore:
         """Place of each client's state after the last commit, and after the steps of this round."""
         self._written: list[np.ndarray] = []
         """Clients that steps have written in this round."""
-        self._files = StateFiles(self.layout)
+        self._per_file = max(1, FILE // max(1, self.layout.width))
+        """Clients with neighbouring ids share a file of a checkpoint; this is their number."""
+        self._changed: set[int] = set()
+        """Files whose states have changed since the last checkpoint."""
+        self._last: Path | None = None
 
     def begin(self) -> None:
         """Begin a round, or begin it again: forget the states that steps have written since the last commit."""
@@ -158,7 +162,7 @@ class StateStore:
         """Make the states of the round final."""
         for clients in self._written:
             self._move(self._final, clients, self._current[clients])
-            self._files.note(clients)
+            self._changed |= set((clients // self._per_file).tolist())
         self._written = []
 
     def save(self, folder: Path) -> dict[str, Fingerprint]:
@@ -167,30 +171,47 @@ class StateStore:
         Files that have not changed since the last checkpoint are linked, and returned with their fingerprints.
         """
         self.begin()
-        return self._files.save(folder, self._saved, np.flatnonzero(self._final))
+        linked: dict[str, Fingerprint] = {}
+        known = files_of(self._last) if self._last else {}
+        clients = np.flatnonzero(self._final)
+        of = clients // self._per_file
+        for number in np.unique(of).tolist():
+            name = f"states-{number:08d}.safetensors"
+            if self._last and name in known and number not in self._changed:
+                # Not every file system has links.
+                with suppress(OSError):
+                    (folder / name).hardlink_to(self._last / name)
+                    linked[name] = known[name]
+                    continue
+            mine = clients[of == number]
+            records = self.memory.read(self._final[mine])
+            if self.memory.is_scattered:
+                self.memory.release(self._final[mine])
+                self._final[mine] = self._current[mine] = self.memory.put(records)
+            save_tree({"clients": torch.from_numpy(mine), "states": self.layout.unpack(records)}, folder / name)
+        return linked
 
     def saved(self, checkpoint: Path) -> None:
         """Note that the checkpoint of the last `save` is complete."""
-        self._files.saved(checkpoint)
+        self._last, self._changed = checkpoint, set()
 
     def load(self, folder: Path | None) -> None:
         """Replace all states with those of a checkpoint, or with the initial ones. Raises DamagedCheckpoint."""
         self.begin()
         self.memory.release(self._final)
         self._final[:] = self._current[:] = 0
-        for clients, states in self._files.load(folder):
+        self._last, self._changed = folder, set()
+        for clients, states in read_states(folder) if folder else ():
+            if flatten(states).keys() != flatten(self.layout.initial).keys():
+                raise UserError(
+                    f"{folder}: the entries of the client states ({', '.join(sorted(flatten(states)))}) are not those "
+                    "of this algorithm; start a new run"
+                )
             self._final[clients] = self._current[clients] = self.memory.put(self.layout.pack(states, len(clients)))
 
     def close(self) -> None:
         """Release the states."""
         self.memory.close()
-
-    def _saved(self, clients: np.ndarray) -> Tree:
-        records = self.memory.read(self._final[clients])
-        if self.memory.is_scattered:
-            self.memory.release(self._final[clients])
-            self._final[clients] = self._current[clients] = self.memory.put(records)
-        return self.layout.unpack(records)
 
     def _move(self, places: np.ndarray, clients: np.ndarray, new: np.ndarray) -> None:
         """Change the final or the current places of clients, and release the ones that are neither."""
@@ -201,58 +222,81 @@ class StateStore:
 # ---- one machine ----------------------------------------------------------------------------------------------------
 
 
-class MappedFile:
-    """Rows of bytes (uint8, (n, width)) in a file that the processes of a machine map into memory.
+class MappedMemory:
+    """Records in a file that the processes of a machine map into memory; each that receives it maps the file itself.
 
-    A process that receives it maps the file itself. The file ends with the process that made it.
+    The file ends with the process that made it. initial: record (1, width) of the initial state. most: number of
+    clients that can take part in the run, to choose between shared memory and the node's disk.
     """
 
-    def __init__(self, width: int, folder: Path):
-        self._descriptor, name = tempfile.mkstemp(prefix="hedgerow-", dir=folder)
-        self.width, self.folder, self.rows, self._allocated = width, folder, 0, 0
+    is_scattered = False
+
+    def __init__(self, initial: Tensor, most: int):
+        self.width = initial.shape[1]
+        self.folder = _folder_for(3 * most * self.width)
+        self._descriptor, self.name = tempfile.mkstemp(prefix="hedgerow-", dir=self.folder)
         own = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
         # Where the system has such a path, the file itself is removed at once: it cannot outlive its process.
-        self.name, self.path = name, str(own) if own.exists() else name
+        self.path = str(own) if own.exists() else self.name
         if own.exists():
-            Path(name).unlink()
+            Path(self.name).unlink()
         self._map: Tensor | None = None
+        self.free, self.used, self._room = np.zeros(0, np.int64), 0, 0
+        self.put(initial)
 
-    def grow(self, rows: int) -> None:
-        """Make room for `rows` rows. Raises UserError where the disk or the shared memory is full."""
-        if rows <= self._allocated:
-            return
-        try:
-            # Reserved, since a write to a mapped page for which there is no room would kill the process.
-            if hasattr(os, "posix_fallocate"):
-                start, end = self._allocated * self.width, rows * self.width
-                os.posix_fallocate(self._descriptor, start, end - start)
-        except OSError as error:
-            raise UserError(
-                f"the clients' states do not fit into {self.folder} ({error.strerror}); free space there, or set "
-                "TMPDIR to a folder with more"
-            ) from None
-        self._allocated = rows
-        if rows > self.rows:
-            # Twice as many, without reserving them: each change of the size is mapped again.
-            self.rows, self._map = 2 * rows, None
-            os.ftruncate(self._descriptor, self.rows * self.width)
+    def rows(self, places: np.ndarray, keeps: bool) -> "MappedRows":
+        return MappedRows(self, places, self._take(len(places) if keeps else 0))
 
-    @property
-    def records(self) -> Tensor:
-        """The rows."""
-        if self._map is None:
-            self._map = _mapped(self.path, self.rows, self.width)
-        return self._map
+    def written(self, rows: "MappedRows", kept: np.ndarray, objects: list[Any]) -> np.ndarray:
+        self.release(rows.writes[~kept])
+        return rows.writes[kept]
+
+    def release(self, places: np.ndarray) -> None:
+        self.free = np.concatenate([places[places > 0], self.free])
+
+    def read(self, places: np.ndarray) -> Tensor:
+        return self.records[torch.from_numpy(places)]
+
+    def put(self, records: Tensor) -> np.ndarray:
+        places = self._take(len(records))
+        self.records[torch.from_numpy(places)] = records
+        return places
 
     def close(self) -> None:
-        """Remove the file."""
         self._map = None
         os.close(self._descriptor)
         if self.path == self.name:
             Path(self.name).unlink(missing_ok=True)
 
+    @property
+    def records(self) -> Tensor:
+        """Records (places, width)."""
+        if self._map is None:
+            self._map = _mapped(self.path, self._room, self.width)
+        return self._map
+
+    def _take(self, n: int) -> np.ndarray:
+        """Places that are not in use. Raises UserError where the disk or the shared memory is full."""
+        again, self.free = self.free[:n], self.free[n:]
+        fresh = np.arange(self.used, self.used + n - len(again))
+        try:
+            # Reserved, since a write to a mapped page for which there is no room would kill the process.
+            if len(fresh) and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._descriptor, self.used * self.width, len(fresh) * self.width)
+        except OSError as error:
+            raise UserError(
+                f"the clients' states do not fit into {self.folder} ({error.strerror}); free space there, or set "
+                "TMPDIR to a folder with more"
+            ) from None
+        self.used += len(fresh)
+        if self.used > self._room:
+            # Twice as many, without reserving them: each change of the size is mapped again.
+            self._room, self._map = 2 * self.used, None
+            os.ftruncate(self._descriptor, self._room * self.width)
+        return np.concatenate([again, fresh])
+
     def __reduce__(self) -> Any:
-        return _MappedThere, (self.name, self.path, self.rows, self.width)
+        return _MappedThere, (self.name, self.path, self._room, self.width)
 
 
 @dataclass(frozen=True)
@@ -290,66 +334,22 @@ def _mapped(path: str, rows: int, width: int) -> Tensor:
 class MappedRows:
     """Rows of a mapped file that a shard reads and writes, one of each per client."""
 
-    file: MappedFile | _MappedThere
+    memory: MappedMemory | _MappedThere
     reads: np.ndarray
     writes: np.ndarray
     """Empty if the states do not change."""
 
     def only(self, positions: np.ndarray) -> "MappedRows":
         """Rows of some of the clients."""
-        return MappedRows(self.file, self.reads[positions], self.writes[positions] if len(self.writes) else self.writes)
+        return MappedRows(
+            self.memory, self.reads[positions], self.writes[positions] if len(self.writes) else self.writes
+        )
 
     def read(self, positions: np.ndarray) -> Tensor:
-        return self.file.records[torch.from_numpy(self.reads[positions])]
+        return self.memory.records[torch.from_numpy(self.reads[positions])]
 
     def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
-        layout.fill(self.file.records, states, torch.from_numpy(self.writes[positions]))
-
-
-class MappedMemory:
-    """Records in one mapped file: for everything that runs on one machine.
-
-    initial: record (1, width) of the initial state. most: number of clients that can take part in the run, to choose
-    between shared memory and the node's disk.
-    """
-
-    is_scattered = False
-
-    def __init__(self, initial: Tensor, most: int):
-        width = initial.shape[1]
-        self.free, self.used = np.zeros(0, np.int64), 0
-        self.file = MappedFile(width, _folder_for(3 * most * width))
-        self.put(initial)
-
-    def rows(self, places: np.ndarray, keeps: bool) -> MappedRows:
-        return MappedRows(self.file, places, self._take(len(places) if keeps else 0))
-
-    def written(self, rows: MappedRows, kept: np.ndarray, objects: list[Any]) -> np.ndarray:
-        self.release(rows.writes[~kept])
-        return rows.writes[kept]
-
-    def release(self, places: np.ndarray) -> None:
-        self.free = np.concatenate([places[places > 0], self.free])
-
-    def read(self, places: np.ndarray) -> Tensor:
-        return self.file.records[torch.from_numpy(places)]
-
-    def put(self, records: Tensor) -> np.ndarray:
-        places = self._take(len(records))
-        self.file.records[torch.from_numpy(places)] = records
-        return places
-
-    def close(self) -> None:
-        """Remove the file."""
-        self.file.close()
-
-    def _take(self, n: int) -> np.ndarray:
-        """Places that are not in use."""
-        again, self.free = self.free[:n], self.free[n:]
-        fresh = np.arange(self.used, self.used + n - len(again))
-        self.used += len(fresh)
-        self.file.grow(self.used)
-        return np.concatenate([again, fresh])
+        layout.fill(self.memory.records, states, torch.from_numpy(self.writes[positions]))
 
 
 def _folder_for(size: int) -> Path:
@@ -362,60 +362,6 @@ def _folder_for(size: int) -> Path:
         if size <= free / 2 and os.access(SHARED_MEMORY, os.W_OK):
             return SHARED_MEMORY
     return Path(os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()))
-
-
-# ---- files of a checkpoint ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class StateFiles:
-    """Files of final states in checkpoints: clients with neighbouring ids share one."""
-
-    layout: StateLayout
-    _changed: set[int] = field(default_factory=set)
-    """Files whose states have changed since the last checkpoint."""
-    _last: Path | None = None
-
-    @property
-    def each(self) -> int:
-        """Number of clients per file."""
-        return max(1, FILE // max(1, self.layout.width))
-
-    def note(self, clients: np.ndarray) -> None:
-        """Note that the states of these clients have changed."""
-        self._changed |= set(np.unique(clients // self.each).tolist())
-
-    def save(self, folder: Path, states: Callable[[np.ndarray], Tree], clients: np.ndarray) -> dict[str, Fingerprint]:
-        """Write the states of the clients (ids, ascending); returns the files that are linked instead."""
-        linked: dict[str, Fingerprint] = {}
-        known = files_of(self._last) if self._last else {}
-        of = clients // self.each
-        for number in np.unique(of).tolist():
-            name = f"states-{number:08d}.safetensors"
-            if self._last and name in known and number not in self._changed:
-                # Not every file system has links.
-                with suppress(OSError):
-                    (folder / name).hardlink_to(self._last / name)
-                    linked[name] = known[name]
-                    continue
-            mine = clients[of == number]
-            save_tree({"clients": torch.from_numpy(mine), "states": states(mine)}, folder / name)
-        return linked
-
-    def saved(self, folder: Path) -> None:
-        """Note that a checkpoint is complete."""
-        self._last, self._changed = folder, set()
-
-    def load(self, folder: Path | None) -> Iterator[tuple[np.ndarray, Tree]]:
-        """States of a checkpoint, file by file: ids (n,) and a tree with n rows. Raises DamagedCheckpoint."""
-        self._last, self._changed = folder, set()
-        for clients, states in read_states(folder) if folder else ():
-            if flatten(states).keys() != flatten(self.layout.initial).keys():
-                raise UserError(
-                    f"{folder}: the entries of the client states ({', '.join(sorted(flatten(states)))}) are not those "
-                    "of this algorithm; start a new run"
-                )
-            yield clients, states
 
 
 def _aligned(size: int) -> int:

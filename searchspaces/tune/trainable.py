@@ -17,12 +17,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.actor_room import actor_resources
 from hedgerow.platform.actors.ray_transport import ActorSpec, RayTransport
-from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.shared_folder import name_of, unshared
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import Partition
+from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import build_partition
@@ -113,7 +112,7 @@ class FederatedTrainable(tune.Trainable):
             raise unshared(shared.folder, next(name_of(one) for one in ray.nodes() if one["NodeID"] == node))
         self.shared = shared
         # Views of the object store: one copy of the data per node, regardless of the number of trials.
-        self.dataset = opened(ray.get(shared.data))
+        self.dataset = Dataset.opened(ray.get(shared.data))
         self.base = parse_experiment(shared.values)
         self.base_partition = Partition(**ray.get(shared.partition))
         self.clients: RayTransport | None = None

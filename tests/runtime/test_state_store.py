@@ -182,7 +182,7 @@ def test_a_client_that_never_took_part_takes_no_space():
     store.keep(np.array([999_999]), rows, np.ones(1, bool), [])
     store.commit()
     assert float(read_states(store, np.array([999_999]))["w"].sum()) == 250_000
-    assert Path(store.memory.file.path).stat().st_blocks * 512 < 4 * store.layout.width
+    assert Path(store.memory.path).stat().st_blocks * 512 < 4 * store.layout.width
     store.close()
 
 
@@ -279,7 +279,7 @@ def test_a_process_that_serves_several_runs_maps_the_file_of_the_run():
         store.keep(EVERYONE, rows, np.ones(CLIENTS, bool), [])
         reference.keep(EVERYONE, states)
         assert equal(read_states(store, EVERYONE), reference.read())
-        paths.append(store.memory.file.path)
+        paths.append(store.memory.path)
         store.close()
     if Path("/proc/self/fd").exists():
         assert paths[0] == paths[1]
