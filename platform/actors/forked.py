@@ -242,7 +242,6 @@ class ForkedWorker:
         _ended.pop(self.pid, None)
 
     def end(self) -> None:
-        """End the process."""
         # None: it has ended, and its number may be another process's by now.
         if self.pid:
             with suppress(ProcessLookupError):
@@ -300,15 +299,12 @@ class Forked:
         answers, self._lost = self._lost, []
         for connection in wait(list(self._waiting), 0 if answers else seconds) if self._waiting else ():
             worker = self._waiting.pop(connection)  # type: ignore[arg-type]
-            reply: Any = None
-            error: TimeoutError | None = None
             try:
-                reply = receive(connection)  # type: ignore[arg-type]
-            except TimeoutError as timeout:
-                error = timeout
-            answers.append(
-                Answer(worker, lost=self._cause(worker, error)) if reply is None else Answer(worker, reply[0], reply[1])
-            )
+                reply: Any = receive(connection)  # type: ignore[arg-type]
+                answer = Answer(worker, lost=self._cause(worker)) if reply is None else Answer(worker, *reply)
+            except TimeoutError as error:
+                answer = Answer(worker, lost=self._cause(worker, error))
+            answers.append(answer)
         return answers
 
     def sum_up(self, totals: list[Any], scale: float) -> Tree:

@@ -34,7 +34,7 @@ from hedgerow.platform.runtime.engine import Samples
 from hedgerow.platform.runtime.evaluation import validate
 from hedgerow.platform.runtime.exchange_costs import Delivery, NoContributionsError
 from hedgerow.platform.runtime.executor import Executor
-from hedgerow.platform.runtime.shards import EVALUATION
+from hedgerow.platform.runtime.shards import EVALUATION, ChunkTooLarge
 from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
@@ -236,7 +236,7 @@ class _DryRun:
             if self._may_batch():
                 try:
                     self._run(cohort, worker, "vmap", samples)
-                except (UserError, ContractError):
+                except (UserError, ContractError, ChunkTooLarge):
                     raise
                 except Exception as error:
                     if is_exhausted(error):

@@ -204,7 +204,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_train_mode(experiment, algorithm)
     if experiment.task.model.init and getattr(experiment.algorithm, "starts", 1) > 1:
         raise UserError("task.model.init: models trained side by side would all be the same; set algorithm.starts to 1")
-    _check_losses(experiment, dataset, algorithm)
+    _check_augmentation(experiment, dataset)
     _check_plans(experiment, algorithm)
     if experiment.privacy:
         # Before the slots, whose reasons name the transforms that `privacy` stands for.
@@ -219,11 +219,8 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     if "all_clients" in inner.needs and experiment.cohort_size(len(partition)) < len(partition):
         raise UserError(f"participation: {name} needs all clients in every round; set it to 1.0")
     if experiment.simulation and ("all_clients" in inner.needs or inner.trains_on == "pool"):
-        why = (
-            "needs all clients in every round"
-            if "all_clients" in inner.needs
-            else "trains in one place, without clients"
-        )
+        needs_all = "all_clients" in inner.needs
+        why = "needs all clients in every round" if needs_all else "trains in one place, without clients"
         raise UserError(f"simulation: {name} {why}; remove it")
     if algorithm.task.is_static and not experiment.evaluation.clients:
         raise UserError(
@@ -392,7 +389,7 @@ def _check_streams(experiment: Experiment, partition: Partition) -> None:
         )
 
 
-def _check_losses(experiment: Experiment, dataset: Dataset, algorithm: ComposedAlgorithm) -> None:
+def _check_augmentation(experiment: Experiment, dataset: Dataset) -> None:
     """Raise UserError when the augmentation does not fit the samples or the algorithm."""
     name, augment = experiment.algorithm.name, experiment.task.augment
     if augment is None:

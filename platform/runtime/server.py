@@ -282,7 +282,6 @@ class FederatedServer:
         return SampleCounter(self.splits) if self.counts_samples else None
 
     def _excluded(self, number: int) -> np.ndarray:
-        """Clients that are quarantined in a round."""
         return np.array([client for client, since in self.quarantined.items() if since <= number], int)
 
     def _spent(self, record: RoundRecord) -> RoundRecord:
@@ -367,6 +366,5 @@ class FederatedServer:
 
 
 def _first_entries(number: int, participants: int, counter: SampleCounter | None, delivery: Delivery) -> RoundRecord:
-    """First record entries of a round."""
     record = {"round": number, "participants": participants, **training_metrics(delivery.results)}
     return record if counter is None else {**record, "sample_gradients": counter.drawn}
