@@ -46,7 +46,8 @@ class Dataset:
     @classmethod
     def opened(cls, values: dict[str, Any]) -> Self:
         """Data set from its values by name, in which files stand for large arrays."""
-        return cls(**{name: value.open() if isinstance(value, ArrayFile) else value for name, value in values.items()})
+        fields: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in values.items()}
+        return cls(**fields)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -30,8 +30,9 @@ class Transport(Protocol):
     A start is a call of its own: its answer has no value.
     """
 
-    memory: Callable[[Tensor, int], Memory]
-    """Where the states of clients are, see StateStore."""
+    @property
+    def memory(self) -> Callable[[Tensor, int], Memory]:
+        """Where the states of clients are, see StateStore."""
 
     @property
     def workers(self) -> int:
