@@ -19,7 +19,7 @@ class ClusterNodes:
 
     def __init__(self, notify: Callable[[str], None]):
         self.notify = notify
-        self._alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        self._alive = _alive()
         self._looked = time.monotonic()
 
     def look(self) -> None:
@@ -27,10 +27,13 @@ class ClusterNodes:
         if time.monotonic() < self._looked + LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        for node in ray.nodes():
-            if node["Alive"] and node["NodeID"] not in self._alive:
-                self._alive.add(node["NodeID"])
-                self.notify(f"node {name_of(node)} has joined")
-            elif not node["Alive"] and node["NodeID"] in self._alive:
-                self._alive.remove(node["NodeID"])
-                self.notify(f"node {name_of(node)} was lost; its work runs again on the other nodes")
+        before, self._alive = self._alive, _alive()
+        for node in self._alive.keys() - before.keys():
+            self.notify(f"node {self._alive[node]} has joined")
+        for node in before.keys() - self._alive.keys():
+            self.notify(f"node {before[node]} was lost; its work runs again on the other nodes")
+
+
+def _alive() -> dict[str, str]:
+    """Names of the nodes that are alive, by their ids."""
+    return {node["NodeID"]: name_of(node) for node in ray.nodes() if node["Alive"]}

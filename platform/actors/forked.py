@@ -29,14 +29,16 @@ from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
 from hedgerow.platform.common.errors import ProcessesLost
+from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.signals import TERMINATIONS
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.mapped_arrays import LARGE, ArrayFile, concatenated, shared_file
+from hedgerow.platform.data.mapped_arrays import LARGE, concatenated, shared_file
 from hedgerow.platform.runtime.aggregation import sum_trees
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import init_process
+from hedgerow.platform.runtime.state_store import MappedMemory
 from hedgerow.platform.runtime.transport import Answer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -174,10 +176,11 @@ def _serve(connection: socket.socket) -> None:
         method, arguments, shared = message
         reply: tuple[Any, Exception | None]
         try:
-            if method == "load_run":
-                worker, answer = _build_worker(*arguments), None
-            else:
-                answer = getattr(worker, method)(*arguments, **shared)
+            with own_errors():
+                if method == "load_run":
+                    worker, answer = _build_worker(*arguments), None
+                else:
+                    answer = getattr(worker, method)(*arguments, **shared)
             reply = answer, None
         except Exception as error:
             error.add_note("".join(traceback.format_tb(error.__traceback__)))
@@ -211,8 +214,7 @@ def _build_worker(
     code.install()
     parsed = [parse_experiment(values) for values in experiments]
     init_process(parsed[0].resources.threads)
-    opened: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in data.items()}
-    return Worker(*worker_arguments(parsed, Dataset(**opened), Partition(**partition)))
+    return Worker(*worker_arguments(parsed, Dataset.opened(data), Partition(**partition)))
 
 
 class ForkedWorker:
@@ -240,7 +242,6 @@ class ForkedWorker:
         _ended.pop(self.pid, None)
 
     def end(self) -> None:
-        """End the process."""
         # None: it has ended, and its number may be another process's by now.
         if self.pid:
             with suppress(ProcessLookupError):
@@ -262,6 +263,8 @@ def _shared(value: Any) -> Any:
 class Forked:
     """Transport to worker processes on this machine. workers: number of processes."""
 
+    memory = MappedMemory
+
     def __init__(self, experiments: list[Experiment], dataset: Dataset, partition: Partition, workers: int):
         data = {name: _shared(value) for name, value in vars(dataset).items()}
         dumped = [experiment.model_dump(mode="json") for experiment in experiments]
@@ -274,7 +277,6 @@ class Forked:
         self._lost: list[Answer] = []
 
     def start(self, worker: int) -> None:
-        """See Transport."""
         if worker in self.processes:
             self.processes.pop(worker).close()
         self.processes[worker] = ForkedWorker()
@@ -283,11 +285,9 @@ class Forked:
         self.call(worker, "load_run", self._load)
 
     def publish(self, trees: list[Tree]) -> Any:
-        """See Transport."""
         return [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees]
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
-        """See Transport."""
         connection = self.processes[worker].connection
         try:
             send(connection, (method, arguments, {} if shared is None else {"broadcasts": shared}))
@@ -296,35 +296,27 @@ class Forked:
             self._lost.append(Answer(worker, lost=self._cause(worker, error)))
 
     def wait(self, seconds: float) -> list[Answer]:
-        """See Transport."""
         answers, self._lost = self._lost, []
         for connection in wait(list(self._waiting), 0 if answers else seconds) if self._waiting else ():
             worker = self._waiting.pop(connection)  # type: ignore[arg-type]
-            reply: Any = None
-            error: TimeoutError | None = None
             try:
-                reply = receive(connection)  # type: ignore[arg-type]
-            except TimeoutError as timeout:
-                error = timeout
-            answers.append(
-                Answer(worker, lost=self._cause(worker, error)) if reply is None else Answer(worker, reply[0], reply[1])
-            )
+                reply: Any = receive(connection)  # type: ignore[arg-type]
+                answer = Answer(worker, lost=self._cause(worker)) if reply is None else Answer(worker, *reply)
+            except TimeoutError as error:
+                answer = Answer(worker, lost=self._cause(worker, error))
+            answers.append(answer)
         return answers
 
     def sum_up(self, totals: list[Any], scale: float) -> Tree:
-        """See Transport."""
         return sum_trees(totals, scale)
 
     def name(self, worker: int) -> str:
-        """See Transport."""
         return f"process {worker} of this run"
 
     def kill(self, worker: int) -> None:
-        """See Transport."""
         self.processes[worker].end()
 
     def close(self) -> None:
-        """See Transport."""
         for process in self.processes.values():
             process.close()
         self.processes.clear()

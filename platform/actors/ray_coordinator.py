@@ -21,17 +21,15 @@ from hedgerow.platform.actors.actor_room import (
     say_unused_gpus,
 )
 from hedgerow.platform.actors.cluster_nodes import LOOK_SECONDS, ClusterNodes
-from hedgerow.platform.actors.object_states import ObjectStates
 from hedgerow.platform.actors.placement import wait_for_room
 from hedgerow.platform.actors.ray_health import RayHealth, gcs_answers
 from hedgerow.platform.actors.ray_transport import LOST, ActorSpec, RayTransport, cause_of
 from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session, starts_here
-from hedgerow.platform.actors.shared_data import opened, put_dataset
+from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import free_memory, init_process
-from hedgerow.platform.runtime.state_store import MappedStates
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
@@ -69,8 +67,7 @@ class CoordinatorActor:
         else:
             self._transport.load_run(spec)
         self.run = build_coordinator(
-            *(spec.experiments, opened(data), Partition(**partition), [checkpoints], claim, self._transport, parts),
-            make_store=ObjectStates if several_nodes else MappedStates,
+            spec.experiments, Dataset.opened(data), Partition(**partition), [checkpoints], claim, self._transport, parts
         )
         self.run.on_notice = self._notices.append
 
@@ -140,7 +137,6 @@ class RayCoordinator:
             _end(self.actor)
 
     def advance(self, seconds: float) -> tuple[list[RoundRecord], bool]:
-        """See Coordinator."""
         # By number: a coordinator that died may not have reported its last rounds, or have reported rounds that run
         # again.
         records, done = self._ask("advance", seconds, self._last_reported)
@@ -148,19 +144,15 @@ class RayCoordinator:
         return records, done
 
     def save(self) -> None:
-        """See Coordinator."""
         self._ask("save")
 
     def plans(self) -> dict[str, Any]:
-        """See Coordinator."""
         return self._ask("plans")
 
     def warnings(self) -> list[str]:
-        """See Coordinator."""
         return self._ask("warnings")
 
     def parameters(self) -> Tree:
-        """See Coordinator."""
         return self._ask("parameters")
 
     def _started(self, actor: Any) -> Any:

@@ -15,22 +15,22 @@ from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors import sums
 from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, no_room
-from hedgerow.platform.actors.object_states import BlockRows
+from hedgerow.platform.actors.object_states import BlockRows, ObjectMemory
 from hedgerow.platform.actors.session import node_resources
-from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.shared_folder import name_of
 from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.ray_private import actor_record
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import Partition
+from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, sum_trees
 from hedgerow.platform.runtime.launch import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.runtime.shards import ObjectsLost, WorkShard
-from hedgerow.platform.runtime.state_store import release_maps
+from hedgerow.platform.runtime.state_store import MappedMemory, release_maps
 from hedgerow.platform.runtime.transport import Answer
 from hedgerow.platform.runtime.worker import Worker
 
@@ -78,7 +78,7 @@ class ClientActor:
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve a run, the first or a later one."""
         init_process(spec.resources.threads, resources=spec.resources)
-        self.worker = Worker(*worker_arguments(spec.experiments, opened(data), Partition(**partition)))
+        self.worker = Worker(*worker_arguments(spec.experiments, Dataset.opened(data), Partition(**partition)))
 
     def unload_run(self) -> None:
         """Release the run that has ended."""
@@ -86,6 +86,7 @@ class ClientActor:
         release_maps()
         free_memory()
 
+    @own_errors()
     def call(self, method: str, arguments: bytes, broadcasts: Any, apart: bool, *blocks: np.ndarray) -> Any:
         """Call a method of the worker.
 
@@ -135,6 +136,7 @@ class RayTransport:
 
     def __init__(self, spec: ActorSpec, workers: int, several_nodes: bool, strategies: Sequence[Any]):
         self.spec, self.workers, self.several_nodes, self.strategies = spec, workers, several_nodes, strategies
+        self.memory = ObjectMemory if several_nodes else MappedMemory
         self.left_out: dict[str, str] = {}
         """Nodes on which actors cannot start, with the reason."""
         self.actors: dict[int, Any] = {}
@@ -152,7 +154,6 @@ class RayTransport:
         del self.spec
 
     def start(self, worker: int) -> None:
-        """See Transport."""
         if worker not in self.actors:
             self.actors[worker] = self._create(worker)
         answer = self.actors[worker].load_run.remote(self.spec, self.spec.data, self.spec.partition)
@@ -164,7 +165,6 @@ class RayTransport:
         return pack(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
-        """See Transport."""
         shards = arguments[0] if shared is not None else []
         own = _with_blocks(shards)
         blocks = [block for shard in own for block in shard.rows.blocks]
@@ -244,15 +244,12 @@ class RayTransport:
         return tree_map(lambda leaf: torch.from_numpy(leaf.copy()), result)
 
     def name(self, worker: int) -> str:
-        """See Transport."""
         return f"client actor {worker}"
 
     def kill(self, worker: int) -> None:
-        """See Transport."""
         ray.kill(self.actors[worker])
 
     def close(self) -> None:
-        """See Transport."""
         for actor in self.actors.values():
             with suppress(Exception):
                 ray.kill(actor)

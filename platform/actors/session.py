@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +99,17 @@ def _wanted(address: str | None) -> str | None:
 @contextmanager
 def _started() -> Iterator[None]:
     """A Ray on this machine, with all its resources. Raises UserError when Ray fails to start."""
+    resources = {"num_cpus": cpu_count(), "num_gpus": mig_slices(), "_memory": int(local_resources()["memory"])}
     with ExitStack() as opened:
         begun = time.monotonic()
         try:
             try:
-                opened.enter_context(_whole_machine())
+                opened.enter_context(local_ray(**resources))
             except Exception:
                 if time.monotonic() - begun < STARTING:
                     raise
                 # The machine was busy: the files that a start reads are in memory now.
-                opened.enter_context(_whole_machine())
+                opened.enter_context(local_ray(**resources))
         except Exception as error:
             # Ray has no exception of its own for a failed start.
             raise UserError(
@@ -116,11 +117,6 @@ def _started() -> Iterator[None]:
                 "folder (RAY_TMPDIR, or else /tmp) unusable; try again"
             ) from error
         yield
-
-
-def _whole_machine() -> AbstractContextManager[None]:
-    """A Ray with all resources of this machine."""
-    return local_ray(num_cpus=cpu_count(), num_gpus=mig_slices(), _memory=int(local_resources()["memory"]))
 
 
 @contextmanager
@@ -158,17 +154,14 @@ def _connected(address: str) -> Iterator[None]:
             raise ConnectionError(trouble)
         _init(address)
     except (ConnectionError, ValueError, AuthenticationError) as error:
-        raise _no_answer(address, first_line(error)) from None
+        raise UserError(
+            f"no Ray cluster answers at {address!r} ({first_line(error)}); start one there, or leave the address out "
+            "to use this machine"
+        ) from None
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def _no_answer(address: str | None, why: str) -> UserError:
-    return UserError(
-        f"no Ray cluster answers at {address!r} ({why}); start one there, or leave the address out to use this machine"
-    )
 
 
 def _init(address: str, **settings: Any) -> None:
@@ -193,8 +186,3 @@ _set_handler.argtypes, _set_handler.restype = [ctypes.c_int, ctypes.c_void_p], c
 def node_resources() -> list[dict[str, float]]:
     """Resources of each node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def gpus_of_nodes() -> float:
-    """Number of GPUs of the cluster."""
-    return sum(node.get("GPU", 0) for node in node_resources())

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.measures.language import IGNORED
-from hedgerow.platform.data.mapped_arrays import blocks
+from hedgerow.platform.data.mapped_arrays import ArrayFile, blocks
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,12 @@ class Dataset:
     """Use that each training sample's natural client makes of it, uint8 (n,): 0 training, 1 validation, 2 its own
     evaluation. None: all are for training."""
     targets: Targets = "classes"
+
+    @classmethod
+    def opened(cls, values: dict[str, Any]) -> Self:
+        """Data set from its values by name, in which files stand for large arrays."""
+        fields: dict[str, Any] = {name: v.open() if isinstance(v, ArrayFile) else v for name, v in values.items()}
+        return cls(**fields)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -91,7 +91,6 @@ class PartialAggregate:
         self.total = _added(self.total, up, weights)
 
     def _add_waiting(self) -> None:
-        """Add the updates that wait, in their order."""
         if not self._waiting:
             return
         trees, weights = zip(*self._waiting, strict=True)

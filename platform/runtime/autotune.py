@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -77,10 +77,8 @@ class Measurement:
     more: float = 0.0
 
 
-class Measure(Protocol):
-    """Tries a plan on some mini-batches of a chunk of clients; steps None: on all of them."""
-
-    def __call__(self, plan: ExecutionPlan, steps: int | None = MEASURED_STEPS) -> Measurement: ...
+Measure = Callable[[ExecutionPlan, int | None], Measurement]
+"""Tries a plan on a number of mini-batches of a chunk of clients; None: on all of them."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) 
         if workload.megabytes is not None and cost.at_rest + cost.more * plan.chunk / chunk > workload.megabytes:
             break
         try:
-            cost, chunk = measure(plan), plan.chunk
+            cost, chunk = measure(plan, MEASURED_STEPS), plan.chunk
         except (ChunkTooLarge, torch.OutOfMemoryError):
             if seconds:
                 break
@@ -251,17 +249,13 @@ def _pays(compiled: ExecutionPlan, best: ExecutionPlan, workload: Workload, meas
         return False
 
 
-def _digest(key: dict) -> str:
-    key = key | {"format": FORMAT, "torch": torch.__version__}
-    return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:24]
-
-
 def _remembered(question: dict[str, Any], answer: Callable[[], Any]) -> Any:
     """Cached answer to a question, or a new one, which is cached unless another process was first.
 
     In that case returns the other process's answer, so that all experts of a search agree.
     """
-    file = cache_folder() / "plans" / f"{_digest(question)}.json"
+    key = json.dumps(question | {"format": FORMAT, "torch": torch.__version__}, sort_keys=True, default=str)
+    file = cache_folder() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     known = read_entry(file)
     if known is not None:
         return known

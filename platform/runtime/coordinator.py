@@ -90,8 +90,7 @@ class Coordinator:
         while not self.done:
             before = self.round
             try:
-                with own_errors():
-                    self.run_round()
+                self.run_round()
             except UserError as error:
                 # An error while a round is saved ends the run at once: another process may have taken it over.
                 if before == first or self.round != before:
@@ -107,6 +106,7 @@ class Coordinator:
         self._last_reported = after + len(records)
         return records, self.done
 
+    @own_errors()
     def run_round(self) -> dict[int, RoundRecord]:
         """Run one round, and save it if a checkpoint is due; returns the record of each variant, by index."""
         # Not in the constructor: Ray wraps the errors of an actor's constructor before the user sees them.
@@ -135,7 +135,9 @@ class Coordinator:
                 except ChunkTooLarge as error:
                     self._halve_chunk(error, target)
                 except ClientCrashed as error:
-                    self._leave_out(error, target)
+                    for variant in error.variants:
+                        self.servers[variant].quarantine(error.client)
+                    self._save_again(target)
             except ObjectsLost as lost:
                 self._go_back(lost)
         return {variant: self.servers[variant].history[-1] for variant in variants}
@@ -204,23 +206,14 @@ class Coordinator:
 
     def _halve_chunk(self, failed: ChunkTooLarge, round: int) -> None:
         """Halve the chunk of a step that does not fit into memory, from `round` on, which runs again."""
-        smaller = self.executor.plans.smaller(failed)
-        if not any(smaller):
+        if not self.executor.plans.halve(failed):
             raise failed
         chunk = failed.plan.chunk
         self.on_notice(
             f"round {round} is repeated: the step {failed.step} does not fit into memory with {chunk} clients at once, "
             f"and runs with {chunk // 2} from now on"
         )
-        for plans, following in zip(self.executor.plans.known, smaller, strict=True):
-            plans |= following
         # A resumed run changes the plan at the same round.
-        self._save_again(round)
-
-    def _leave_out(self, crashed: ClientCrashed, round: int) -> None:
-        """Exclude a client that ends its worker each time, from `round` on, which runs again."""
-        for variant in crashed.variants:
-            self.servers[variant].quarantine(crashed.client)
         self._save_again(round)
 
     def _go_back(self, lost: ObjectsLost) -> None:
@@ -347,16 +340,12 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, Altered) as error:
+        fix = "make sure that its folder can be read and written"
+        if isinstance(error, Altered):
+            fix = "stop other programs from writing to this file"
+        elif getattr(error, "errno", None) in DISK_FULL:
+            fix = "free disk space there"
         raise UserError(
-            f"checkpoints: {target} cannot be written ({str(error).strip()}); {_remedy(error)}, then `hedgerow resume` "
-            "continues from the last checkpoint"
+            f"checkpoints: {target} cannot be written ({str(error).strip()}); {fix}, then `hedgerow resume` continues "
+            "from the last checkpoint"
         ) from error
-
-
-def _remedy(error: Exception) -> str:
-    """Fix for a checkpoint that cannot be written, for the error message."""
-    if isinstance(error, Altered):
-        return "stop other programs from writing to this file"
-    if getattr(error, "errno", None) in DISK_FULL:
-        return "free disk space there"
-    return "make sure that its folder can be read and written"

@@ -49,15 +49,30 @@ def validate(evaluation: Exchanges, clients: np.ndarray, scoring: Scoring) -> Ex
 
 
 class ValidationSamples(Middleware):
-    """Puts validation samples in place of the test and held-out samples of an evaluation. clients: see `validate`."""
+    """Puts validation samples in place of the test and held-out samples of an evaluation. clients: see `validate`.
+
+    An exchange may have inputs per client only if it addresses these clients already.
+    """
 
     def __init__(self, clients: np.ndarray):
         self.clients, self.are_scored = clients, False
 
     def before(self, exchange: Exchange) -> Exchange:
-        exchange = _on_validation_samples(exchange, self.clients)
-        self.are_scored |= _scores_validation(exchange)
-        return exchange
+        holds_out = any(spec.split == "held_out" for spec in exchange.batches.values())
+        is_at_server = exchange.site == "test"
+        if not (is_at_server or holds_out):
+            return exchange
+        if is_at_server == bool(len(self.clients)):
+            return Exchange(exchange.step, exchange.broadcast, exchange.clients[:0], site=exchange.site)
+        if is_at_server:
+            self.are_scored |= bool(len(exchange.clients))
+            return replace(exchange, site="validation")
+        self.are_scored = True
+        batches = {
+            name: replace(spec, split="selection") if spec.split == "held_out" else spec
+            for name, spec in exchange.batches.items()
+        }
+        return replace(exchange, clients=self.clients, batches=batches)
 
 
 class PredictionKeeper(Middleware):
@@ -77,33 +92,6 @@ class PredictionKeeper(Middleware):
         if exchange.step.__name__.startswith("predict_client"):
             self.predictions.append(result.predictions)
         return result
-
-
-def _on_validation_samples(exchange: Exchange, clients: np.ndarray) -> Exchange:
-    """Exchange of an evaluation, with validation samples in place of test and held-out samples.
-
-    clients: those that hold samples back; the exchange may have inputs per client only if it addresses them already.
-    """
-    if exchange.site == "test":
-        return _without_clients(exchange) if len(clients) else replace(exchange, site="validation")
-    if not any(spec.split == "held_out" for spec in exchange.batches.values()):
-        return exchange
-    if not len(clients):
-        return _without_clients(exchange)
-    batches = {
-        name: replace(spec, split="selection") if spec.split == "held_out" else spec
-        for name, spec in exchange.batches.items()
-    }
-    return replace(exchange, clients=clients, batches=batches)
-
-
-def _scores_validation(exchange: Exchange) -> bool:
-    is_selection = any(spec.split == "selection" for spec in exchange.batches.values())
-    return bool(len(exchange.clients)) and (exchange.site == "validation" or is_selection)
-
-
-def _without_clients(exchange: Exchange) -> Exchange:
-    return Exchange(exchange.step, exchange.broadcast, exchange.clients[:0], site=exchange.site)
 
 
 def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[int]]]:

@@ -173,8 +173,6 @@ class Executor:
     # ---- plans ------------------------------------------------------------------------------------------------------
 
     def _choose_plans(self, exchanges: list[Exchange], parts: list[list[WorkShard]], broadcasts: Any) -> None:
-        """Choose the plans of steps that have none."""
-
         def hardware() -> list[dict[str, Any]]:
             if not self._hardware:
                 kinds = self._all({part: Call("hardware", []) for part in range(self.transport.workers)}, None)
@@ -264,7 +262,6 @@ class Executor:
         self._start(worker)
 
     def _end_silent_workers(self) -> None:
-        """End workers that have not answered for too long."""
         now = time.monotonic()
         for worker, (part, since) in self._busy.items():
             if self.timeout and part is not None and worker not in self._expired and now - since > self.timeout:

@@ -1,10 +1,8 @@
 """Builds coordinator, executor and worker of a run, in whichever process they are."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import Coordinator
@@ -13,13 +11,10 @@ from hedgerow.platform.runtime.factory import build_algorithms
 from hedgerow.platform.runtime.online_server import OnlineServer
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.server import FederatedServer
-from hedgerow.platform.runtime.state_store import MappedStates, StateStore
+from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import InProcess, Transport
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.storage.run_lock import Claim
-
-MakeStore = Callable[[Tree, int, int], StateStore]
-"""(initial state of a client, size of the population, number of clients that can take part) -> store."""
 
 
 def build_coordinator(
@@ -30,26 +25,23 @@ def build_coordinator(
     claim: Claim | None = None,
     transport: Transport | None = None,
     parts: int = 1,
-    make_store: MakeStore = MappedStates,
 ) -> Coordinator:
     """Coordinator of one experiment, or of several that differ only in floats of their algorithm.
 
-    transport: None: one worker in this process. For the other arguments see `build_executor` and Coordinator.
+    transport: None: one worker in this process. For the other arguments see Executor and Coordinator.
     """
     servers = build_servers(experiments, dataset, partition)
-    transport = transport or inline_transport(experiments, dataset, partition)
-    return Coordinator(servers, build_executor(servers, transport, parts, make_store), list(checkpoints), claim)
+    if transport is None:
+        resources = experiments[0].resources
+        init_process(resources.threads, resources=resources)
+        transport = InProcess(lambda: Worker(*worker_arguments(experiments, dataset, partition)))
+    return Coordinator(servers, build_executor(servers, transport, parts), list(checkpoints), claim)
 
 
-def build_executor(
-    servers: list[FederatedServer], transport: Transport, parts: int = 1, make_store: MakeStore = MappedStates
-) -> Executor:
-    """Executor of these servers.
-
-    parts: number of parts of an exchange. make_store: makes the store of the client states of each server.
-    """
+def build_executor(servers: list[FederatedServer], transport: Transport, parts: int = 1) -> Executor:
+    """Executor of these servers. parts: number of parts of an exchange."""
     stores = [
-        make_store(server.initial_client_state, server.population, server.participants)
+        StateStore(server.initial_client_state, server.population, server.participants, transport.memory)
         if server.initial_client_state
         else None
         for server in servers
@@ -66,13 +58,6 @@ def build_servers(experiments: list[Experiment], dataset: Dataset, partition: Pa
         else FederatedServer(experiment, algorithm, partition, len(dataset.y_test))
         for experiment, algorithm in zip(experiments, algorithms, strict=True)
     ]
-
-
-def inline_transport(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> InProcess:
-    """Transport to one worker in this process."""
-    resources = experiments[0].resources
-    init_process(resources.threads, resources=resources)
-    return InProcess(lambda: Worker(*worker_arguments(experiments, dataset, partition)))
 
 
 def worker_arguments(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> tuple[Any, ...]:

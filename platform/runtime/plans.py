@@ -11,7 +11,7 @@ from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.slots.fedex_rounds import FEDEX
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
-from hedgerow.platform.runtime.autotune import MEASURED_STEPS, Measurement, Workload, tune_plan
+from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkShard, cohort_of, owner_of, step_name
 
 IGNORED = {"executor", "timeout", "placement"}
@@ -39,17 +39,14 @@ class Plans:
         """Use recorded plans for a variant."""
         self.known[variant] |= {step: ExecutionPlan(**plan) for step, plan in values.items()}
 
-    def smaller(self, failed: ChunkTooLarge) -> list[dict[str, ExecutionPlan]]:
-        """For each variant, the steps whose plan failed, with half the clients at once."""
-        half = replace(failed.plan, chunk=failed.plan.chunk // 2)
-        return [
-            {
-                step: half
-                for step, plan in plans.items()
-                if plan == failed.plan and f"{step}/".startswith(f"{failed.step}/")
-            }
-            for plans in self.known
-        ]
+    def halve(self, failed: ChunkTooLarge) -> bool:
+        """Halve the chunk of the steps whose plan failed; returns whether there are any."""
+        half, changed = replace(failed.plan, chunk=failed.plan.chunk // 2), False
+        for plans in self.known:
+            for step, plan in plans.items():
+                if plan == failed.plan and f"{step}/".startswith(f"{failed.step}/"):
+                    plans[step], changed = half, True
+        return changed
 
     def of(self, exchange: Exchange) -> ExecutionPlan | None:
         """Plan of the step of an exchange; None if it is not known yet."""
@@ -106,7 +103,7 @@ class Plans:
             "hardware": hardware(),
         }
 
-        def cost(plan: ExecutionPlan, steps: int | None = MEASURED_STEPS) -> Measurement:
+        def cost(plan: ExecutionPlan, steps: int | None) -> Measurement:
             return measure([[replace(shard, plan=plan) for shard in shards] for shards in parts], steps)
 
         steps, alike = _steps(exchange, sizes)

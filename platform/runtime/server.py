@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.algorithms.core.messages import SPENT, Aggregate, Cohort, Exchange, Exchanges, ExchangeSteps, Predictions
+from hedgerow.algorithms.core.messages import SPENT, Cohort, Exchange, Exchanges, ExchangeSteps, Predictions
 from hedgerow.algorithms.core.pytree import Tree, add, count, difference
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.algorithms.slots.slot_compatibility import OPTIMIZER
@@ -34,7 +34,6 @@ from hedgerow.platform.schedules.events import IN_FLIGHT, VERSIONS, EventQueue, 
 from hedgerow.platform.schedules.stale_round import StaleRound
 from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.tracking.best_round import Selection
-from hedgerow.platform.tracking.summary import has_run_all, reaches
 
 AVERAGE = "client_average"
 """Key in the server state, where evaluated: the average of all clients' latest own models."""
@@ -99,8 +98,6 @@ class FederatedServer:
         self.round = self.committed = 0
         self.seconds = self.transmissions = 0.0
         self.history = History()
-        # First record to reach each target.
-        self._decisive: list[RoundRecord] = []
         self.selection = Selection(self.experiment)
         # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
@@ -140,10 +137,6 @@ class FederatedServer:
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
         self.history = progress["history"]
-        self._decisive = []
-        if self.experiment.evaluation.stop:
-            for record in self.history:
-                self._note(record)
         self.selection = Selection(self.experiment, self.history)
         self.accuracies = progress.get("client_accuracies", [])
         self.clock = dict(progress.get("clock", self.clock))
@@ -162,7 +155,7 @@ class FederatedServer:
     @property
     def done(self) -> bool:
         """Whether all rounds have run, or targets or patience have ended the run early."""
-        return self.selection.is_over or has_run_all(self.experiment, [*self._decisive, *self.history[-1:]])
+        return self.selection.is_over or self.round >= self.experiment.rounds
 
     @property
     def has_best_round(self) -> bool:
@@ -183,24 +176,16 @@ class FederatedServer:
         self.seconds += (time.perf_counter() - start) / self.running_variants
         record["seconds"] = self.seconds
         self.history.append(record)
-        self._note(record)
         self.selection.note(record)
 
     @property
     def scored_model(self) -> Tree:
         """Parameters of the model that the evaluations score."""
-        state = {**self.state, "w": self.state[AVERAGE]} if self.tracks_client_models else self.state
-        return self.algorithm.evaluate_params(state)
+        return self.algorithm.evaluate_params(self._scored(self.state))
 
-    def _note(self, record: RoundRecord) -> None:
-        """Keep the first record that reaches a target: with the last record, it decides whether the run is done."""
-        evaluation = self.experiment.evaluation
-        if any(
-            reaches(record, target, evaluation.target_metric)
-            and not any(reaches(known, target, evaluation.target_metric) for known in self._decisive)
-            for target in evaluation.targets
-        ):
-            self._decisive.append(record)
+    def _scored(self, state: Tree) -> Tree:
+        """Server state whose model the evaluations score."""
+        return {**state, "w": state[AVERAGE]} if self.tracks_client_models else state
 
     def _next(self, number: int) -> ExchangeSteps:
         """State after the round (None if every client diverged), and the record of the round."""
@@ -215,8 +200,8 @@ class FederatedServer:
         record |= self.algorithm.round_metrics(state or self.state)
         model_size = count(self.algorithm.evaluate_params(self.state))
         record |= cost.as_dict() | self._spent(record)
-        if any(since <= number for since in self.quarantined.values()):
-            record["quarantined"] = len(sampled) - len(clients) if self.events is None else len(self._excluded(number))
+        if len(excluded := self._excluded(number)):
+            record["quarantined"] = len(sampled) - len(clients) if self.events is None else len(excluded)
         record["transmissions"] = self.transmissions + cost.transmissions(self.cohort_size, model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
@@ -246,11 +231,17 @@ class FederatedServer:
             with suppress(NoContributionsError):
                 state = yield from through(exchanges, delivery, counter, simulated)
                 if self.tracks_client_models:
-                    state = {**state, AVERAGE: self._average(delivery.results)}
+                    average = self.state[AVERAGE]
+                    for aggregate in chain.from_iterable(delivery.results):
+                        if aggregate.client_model_delta:
+                            average = add(average, aggregate.client_model_delta, 1 / self.population)
+                    state = {**state, AVERAGE: average}
         record, cost = _first_entries(number, len(cohort.clients), counter, delivery), delivery.cost
         if simulated:
             cost.add([simulated.cost])
-            record |= self._simulated(simulated)
+            before = self.history[-1]["simulated_seconds"] if self.history else 0.0
+            record |= (own := simulated.record())
+            record["simulated_seconds"] = before + own["simulated_round_seconds"]
         return state, record, cost
 
     def _step(self, events: EventQueue, number: int) -> ExchangeSteps:
@@ -291,14 +282,7 @@ class FederatedServer:
         return SampleCounter(self.splits) if self.counts_samples else None
 
     def _excluded(self, number: int) -> np.ndarray:
-        """Clients that are quarantined in a round."""
         return np.array([client for client, since in self.quarantined.items() if since <= number], int)
-
-    def _simulated(self, round: ParticipationSimulator) -> RoundRecord:
-        """Record entries of a simulated round, with the simulated seconds of all rounds so far."""
-        record = round.record()
-        before = self.history[-1]["simulated_seconds"] if self.history else 0.0
-        return record | {"simulated_seconds": before + record["simulated_round_seconds"]}
 
     def _spent(self, record: RoundRecord) -> RoundRecord:
         """Compute-cost metrics of the run so far, by name: the sum over all rounds, including this one."""
@@ -306,18 +290,10 @@ class FederatedServer:
         names = {name: None for known in (before, record) for name in known if name.startswith(SPENT)}
         return {name: before.get(name, 0.0) + record.get(name, 0.0) for name in names}
 
-    def _average(self, aggregates: list[list[Aggregate]]) -> Tree:
-        """Average of all clients' latest own models after these exchanges."""
-        average = self.state[AVERAGE]
-        for aggregate in chain.from_iterable(aggregates):
-            if aggregate.client_model_delta:
-                average = add(average, aggregate.client_model_delta, 1 / self.population)
-        return average
-
     def _evaluate(self, state: Tree, number: int) -> ExchangeSteps:
         """Scores of a server state, by name."""
         clients = self._without_quarantined(self._evaluated, number)
-        scored = {**state, "w": state[AVERAGE]} if self.tracks_client_models else state
+        scored = self._scored(state)
         record = yield from self._score(scored, number, clients)
         if self.tracks_client_models:
             own = yield from self._score(state, number, clients[:0])
@@ -375,8 +351,7 @@ class FederatedServer:
         return number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds
 
     def _without_quarantined(self, clients: np.ndarray, number: int) -> np.ndarray:
-        out = [client for client, since in self.quarantined.items() if since <= number]
-        return clients[~np.isin(clients, out)] if out else clients
+        return clients[~np.isin(clients, self._excluded(number))] if self.quarantined else clients
 
     def _cohort(self, number: int, clients: np.ndarray) -> Cohort:
         return Cohort(
@@ -391,6 +366,5 @@ class FederatedServer:
 
 
 def _first_entries(number: int, participants: int, counter: SampleCounter | None, delivery: Delivery) -> RoundRecord:
-    """First record entries of a round."""
     record = {"round": number, "participants": participants, **training_metrics(delivery.results)}
     return record if counter is None else {**record, "sample_gradients": counter.drawn}

@@ -152,7 +152,7 @@ class ClientCrashed(Exception):  # noqa: N818
 
 
 class ObjectsLost(Exception):  # noqa: N818
-    """Results of workers were lost together with the node that had them."""
+    """Results of workers were lost together with the node that had them: the run goes back to its last checkpoint."""
 
 
 # ---- dealing --------------------------------------------------------------------------------------------------------

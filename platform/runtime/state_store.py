@@ -7,9 +7,9 @@ repeated reads what it read before. The new rows are final once the round is com
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -80,116 +80,223 @@ class StateRows(Protocol):
 
     def only(self, positions: np.ndarray) -> "StateRows":
         """Rows of some of the clients."""
-        ...
 
     def read(self, positions: np.ndarray) -> Tensor:
         """Records (n, width) before the step."""
-        ...
 
     def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
         """Store the new states of some clients: leaves (n, ...)."""
-        ...
 
 
-class StateStore(Protocol):
-    """States of all clients of a variant."""
+class Memory(Protocol):
+    """Records of states in numbered places. Place 0 has the initial state, and is never released."""
 
-    layout: StateLayout
+    is_scattered: bool
+    """Whether records are put anew, next to each other, at each checkpoint."""
 
-    def begin(self) -> None:
-        """Begin a round, or begin it again: forget the states that steps have written since the last commit."""
-        ...
+    def rows(self, places: np.ndarray, keeps: bool) -> Any:
+        """Rows of a shard's clients in these places. keeps: whether the step may write new states."""
 
-    def rows(self, clients: np.ndarray, keeps: bool) -> Any:
-        """Rows of some clients for a shard. keeps: whether the step may write new states."""
-        ...
-
-    def keep(self, clients: np.ndarray, rows: Any, kept: np.ndarray, objects: list[Any]) -> None:
-        """Note that a step has written the states of the clients in the mask `kept` to its rows.
+    def written(self, rows: Any, kept: np.ndarray, objects: list[Any]) -> np.ndarray:
+        """Places of the new states in the rows of a shard, for the clients in the mask `kept`.
 
         objects: references to the new states, where these are objects of Ray.
         """
-        ...
+
+    def release(self, places: np.ndarray) -> None:
+        """Release places that no client uses any more."""
+
+    def read(self, places: np.ndarray) -> Tensor:
+        """Records (n, width). Raises ObjectsLost."""
+
+    def put(self, records: Tensor) -> np.ndarray:
+        """Places of new records."""
+
+    def close(self) -> None:
+        """Release all records."""
+
+
+class StateStore:
+    """States of all clients of a variant.
+
+    initial: state of a client that never took part, which needs no place of its own. clients: size of the population.
+    most: number of clients that can take part in the run. memory: where the states are.
+    """
+
+    def __init__(
+        self,
+        initial: Tree,
+        clients: int,
+        most: int | None = None,
+        memory: "Callable[[Tensor, int], Memory] | None" = None,
+    ):
+        self.layout = StateLayout(initial)
+        record = self.layout.pack(tree_map(lambda leaf: leaf[None], initial), 1)
+        self.memory = (memory or MappedMemory)(record, most or clients)
+        self._final, self._current = np.zeros((2, clients), np.int64)
+        """Place of each client's state after the last commit, and after the steps of this round."""
+        self._written: list[np.ndarray] = []
+        """Clients that steps have written in this round."""
+        self._per_file = max(1, FILE // max(1, self.layout.width))
+        """Clients with neighbouring ids share a file of a checkpoint; this is their number."""
+        self._changed: set[int] = set()
+        """Files whose states have changed since the last checkpoint."""
+        self._last: Path | None = None
+
+    def begin(self) -> None:
+        """Begin a round, or begin it again: forget the states that steps have written since the last commit."""
+        for clients in self._written:
+            self._move(self._current, clients, self._final[clients])
+        self._written = []
+
+    def rows(self, clients: np.ndarray, keeps: bool) -> Any:
+        """Rows of some clients for a shard. keeps: whether the step may write new states."""
+        return self.memory.rows(self._current[clients], keeps)
+
+    def keep(self, clients: np.ndarray, rows: Any, kept: np.ndarray, objects: list[Any]) -> None:
+        """Note that a step has written the states of the clients in the mask `kept` to its rows. See Memory."""
+        self._move(self._current, clients[kept], self.memory.written(rows, kept, objects))
+        self._written.append(clients[kept])
 
     def commit(self) -> None:
         """Make the states of the round final."""
-        ...
+        for clients in self._written:
+            self._move(self._final, clients, self._current[clients])
+            self._changed |= set((clients // self._per_file).tolist())
+        self._written = []
 
     def save(self, folder: Path) -> dict[str, Fingerprint]:
         """Write the final states into the folder of a new checkpoint, between rounds or before a round runs again.
 
         Files that have not changed since the last checkpoint are linked, and returned with their fingerprints.
         """
-        ...
+        self.begin()
+        linked: dict[str, Fingerprint] = {}
+        known = files_of(self._last) if self._last else {}
+        clients = np.flatnonzero(self._final)
+        of = clients // self._per_file
+        for number in np.unique(of).tolist():
+            name = f"states-{number:08d}.safetensors"
+            if self._last and name in known and number not in self._changed:
+                # Not every file system has links.
+                with suppress(OSError):
+                    (folder / name).hardlink_to(self._last / name)
+                    linked[name] = known[name]
+                    continue
+            mine = clients[of == number]
+            records = self.memory.read(self._final[mine])
+            if self.memory.is_scattered:
+                self.memory.release(self._final[mine])
+                self._final[mine] = self._current[mine] = self.memory.put(records)
+            save_tree({"clients": torch.from_numpy(mine), "states": self.layout.unpack(records)}, folder / name)
+        return linked
 
     def saved(self, checkpoint: Path) -> None:
         """Note that the checkpoint of the last `save` is complete."""
-        ...
+        self._last, self._changed = checkpoint, set()
 
     def load(self, folder: Path | None) -> None:
         """Replace all states with those of a checkpoint, or with the initial ones. Raises DamagedCheckpoint."""
-        ...
+        self.begin()
+        self.memory.release(self._final)
+        self._final[:] = self._current[:] = 0
+        self._last, self._changed = folder, set()
+        for clients, states in read_states(folder) if folder else ():
+            if flatten(states).keys() != flatten(self.layout.initial).keys():
+                raise UserError(
+                    f"{folder}: the entries of the client states ({', '.join(sorted(flatten(states)))}) are not those "
+                    "of this algorithm; start a new run"
+                )
+            self._final[clients] = self._current[clients] = self.memory.put(self.layout.pack(states, len(clients)))
 
     def close(self) -> None:
         """Release the states."""
-        ...
+        self.memory.close()
+
+    def _move(self, places: np.ndarray, clients: np.ndarray, new: np.ndarray) -> None:
+        """Change the final or the current places of clients, and release the ones that are neither."""
+        old, places[clients] = places[clients], new
+        self.memory.release(old[(old != self._final[clients]) & (old != self._current[clients])])
 
 
 # ---- one machine ----------------------------------------------------------------------------------------------------
 
 
-class MappedFile:
-    """Rows of bytes (uint8, (n, width)) in a file that the processes of a machine map into memory.
+class MappedMemory:
+    """Records in a file that the processes of a machine map into memory; each that receives it maps the file itself.
 
-    A process that receives it maps the file itself. The file ends with the process that made it.
+    The file ends with the process that made it. initial: record (1, width) of the initial state. most: number of
+    clients that can take part in the run, to choose between shared memory and the node's disk.
     """
 
-    def __init__(self, width: int, folder: Path):
-        self._descriptor, name = tempfile.mkstemp(prefix="hedgerow-", dir=folder)
-        self.width, self.folder, self.rows, self._allocated = width, folder, 0, 0
+    is_scattered = False
+
+    def __init__(self, initial: Tensor, most: int):
+        self.width = initial.shape[1]
+        self.folder = _folder_for(3 * most * self.width)
+        self._descriptor, self.name = tempfile.mkstemp(prefix="hedgerow-", dir=self.folder)
         own = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
         # Where the system has such a path, the file itself is removed at once: it cannot outlive its process.
-        self.name, self.path = name, str(own) if own.exists() else name
+        self.path = str(own) if own.exists() else self.name
         if own.exists():
-            Path(name).unlink()
+            Path(self.name).unlink()
         self._map: Tensor | None = None
+        self.free, self.used, self._room = np.zeros(0, np.int64), 0, 0
+        self.put(initial)
 
-    def grow(self, rows: int) -> None:
-        """Make room for `rows` rows. Raises UserError where the disk or the shared memory is full."""
-        if rows <= self._allocated:
-            return
-        try:
-            # Reserved, since a write to a mapped page for which there is no room would kill the process.
-            if hasattr(os, "posix_fallocate"):
-                start, end = self._allocated * self.width, rows * self.width
-                os.posix_fallocate(self._descriptor, start, end - start)
-        except OSError as error:
-            raise UserError(
-                f"the clients' states do not fit into {self.folder} ({error.strerror}); free space there, or set "
-                "TMPDIR to a folder with more"
-            ) from None
-        self._allocated = rows
-        if rows > self.rows:
-            # Twice as many, without reserving them: each change of the size is mapped again.
-            self.rows, self._map = 2 * rows, None
-            os.ftruncate(self._descriptor, self.rows * self.width)
+    def rows(self, places: np.ndarray, keeps: bool) -> "MappedRows":
+        return MappedRows(self, places, self._take(len(places) if keeps else 0))
 
-    @property
-    def records(self) -> Tensor:
-        """The rows."""
-        if self._map is None:
-            self._map = _mapped(self.path, self.rows, self.width)
-        return self._map
+    def written(self, rows: "MappedRows", kept: np.ndarray, objects: list[Any]) -> np.ndarray:
+        self.release(rows.writes[~kept])
+        return rows.writes[kept]
+
+    def release(self, places: np.ndarray) -> None:
+        self.free = np.concatenate([places[places > 0], self.free])
+
+    def read(self, places: np.ndarray) -> Tensor:
+        return self.records[torch.from_numpy(places)]
+
+    def put(self, records: Tensor) -> np.ndarray:
+        places = self._take(len(records))
+        self.records[torch.from_numpy(places)] = records
+        return places
 
     def close(self) -> None:
-        """Remove the file."""
         self._map = None
         os.close(self._descriptor)
         if self.path == self.name:
             Path(self.name).unlink(missing_ok=True)
 
+    @property
+    def records(self) -> Tensor:
+        """Records (places, width)."""
+        if self._map is None:
+            self._map = _mapped(self.path, self._room, self.width)
+        return self._map
+
+    def _take(self, n: int) -> np.ndarray:
+        """Places that are not in use. Raises UserError where the disk or the shared memory is full."""
+        again, self.free = self.free[:n], self.free[n:]
+        fresh = np.arange(self.used, self.used + n - len(again))
+        try:
+            # Reserved, since a write to a mapped page for which there is no room would kill the process.
+            if len(fresh) and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._descriptor, self.used * self.width, len(fresh) * self.width)
+        except OSError as error:
+            raise UserError(
+                f"the clients' states do not fit into {self.folder} ({error.strerror}); free space there, or set "
+                "TMPDIR to a folder with more"
+            ) from None
+        self.used += len(fresh)
+        if self.used > self._room:
+            # Twice as many, without reserving them: each change of the size is mapped again.
+            self._room, self._map = 2 * self.used, None
+            os.ftruncate(self._descriptor, self._room * self.width)
+        return np.concatenate([again, fresh])
+
     def __reduce__(self) -> Any:
-        return _MappedThere, (self.name, self.path, self.rows, self.width)
+        return _MappedThere, (self.name, self.path, self._room, self.width)
 
 
 @dataclass(frozen=True)
@@ -227,112 +334,22 @@ def _mapped(path: str, rows: int, width: int) -> Tensor:
 class MappedRows:
     """Rows of a mapped file that a shard reads and writes, one of each per client."""
 
-    file: MappedFile | _MappedThere
+    memory: MappedMemory | _MappedThere
     reads: np.ndarray
     writes: np.ndarray
     """Empty if the states do not change."""
 
     def only(self, positions: np.ndarray) -> "MappedRows":
         """Rows of some of the clients."""
-        return MappedRows(self.file, self.reads[positions], self.writes[positions] if len(self.writes) else self.writes)
+        return MappedRows(
+            self.memory, self.reads[positions], self.writes[positions] if len(self.writes) else self.writes
+        )
 
     def read(self, positions: np.ndarray) -> Tensor:
-        """See StateRows."""
-        return self.file.records[torch.from_numpy(self.reads[positions])]
+        return self.memory.records[torch.from_numpy(self.reads[positions])]
 
     def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
-        """See StateRows."""
-        layout.fill(self.file.records, states, torch.from_numpy(self.writes[positions]))
-
-
-class MappedStates:
-    """States in one mapped file: for everything that runs on one machine.
-
-    initial: state of a client that never took part, which needs no row of its own. clients: size of the population.
-    most: number of clients that can take part in the run, to choose between shared memory and the node's disk.
-    """
-
-    def __init__(self, initial: Tree, clients: int, most: int | None = None):
-        self.layout = StateLayout(initial)
-        self._final, self._current = np.zeros(clients, np.int32), np.zeros(clients, np.int32)
-        self._written: list[np.ndarray] = []
-        """Clients that steps have written in this round."""
-        self._free, self._used = np.zeros(0, np.int32), 1
-        self._files = StateFiles(self.layout)
-        # Row 0 is the initial state.
-        self.file = MappedFile(self.layout.width, _folder_for(3 * (most or clients) * self.layout.width))
-        self.file.grow(1)
-        self.layout.fill(self.file.records, tree_map(lambda leaf: leaf[None], initial), slice(0, 1))
-
-    def begin(self) -> None:
-        """See StateStore."""
-        for clients in self._written:
-            self._release(self._current[clients], but=self._final[clients])
-            self._current[clients] = self._final[clients]
-        self._written = []
-
-    def rows(self, clients: np.ndarray, keeps: bool) -> MappedRows:
-        """See StateStore."""
-        return MappedRows(self.file, self._current[clients], self._take(len(clients) if keeps else 0))
-
-    def keep(self, clients: np.ndarray, rows: MappedRows, kept: np.ndarray, objects: list[Any]) -> None:
-        """See StateStore."""
-        if not len(rows.writes):
-            return
-        clients, new = clients[kept], rows.writes[kept]
-        self._release(self._current[clients], but=self._final[clients])
-        self._release(rows.writes[~kept])
-        self._current[clients] = new
-        self._written.append(clients)
-
-    def commit(self) -> None:
-        """See StateStore."""
-        for clients in self._written:
-            self._release(self._final[clients], but=self._current[clients])
-            self._final[clients] = self._current[clients]
-            self._files.note(clients)
-        self._written = []
-
-    def read(self, clients: np.ndarray) -> Tree:
-        """Current states of some clients, stacked."""
-        return self.layout.unpack(self.rows(clients, keeps=False).read(np.arange(len(clients))))
-
-    def save(self, folder: Path) -> dict[str, Fingerprint]:
-        """See StateStore."""
-        return self._files.save(folder, self._stored, np.flatnonzero(self._final))
-
-    def saved(self, checkpoint: Path) -> None:
-        """See StateStore."""
-        self._files.saved(checkpoint)
-
-    def _stored(self, clients: np.ndarray) -> Tree:
-        return self.layout.unpack(self.file.records[torch.from_numpy(self._final[clients])])
-
-    def load(self, folder: Path | None) -> None:
-        """See StateStore."""
-        self._final[:] = self._current[:] = 0
-        self._written, self._free, self._used = [], np.zeros(0, np.int32), 1
-        for clients, states in self._files.load(folder):
-            rows = self.rows(clients, keeps=True)
-            rows.write(np.arange(len(clients)), states, self.layout)
-            self._final[clients] = self._current[clients] = rows.writes
-
-    def close(self) -> None:
-        """Remove the file."""
-        self.file.close()
-
-    def _take(self, n: int) -> np.ndarray:
-        """Rows that are not in use."""
-        again, self._free = self._free[:n], self._free[n:]
-        fresh = np.arange(self._used, self._used + n - len(again), dtype=np.int32)
-        self._used += len(fresh)
-        self.file.grow(self._used)
-        return np.concatenate([again, fresh])
-
-    def _release(self, rows: np.ndarray, but: np.ndarray | None = None) -> None:
-        """Give back rows, except the initial one and those that are equal to `but`."""
-        given = rows[rows > 0] if but is None else rows[(rows > 0) & (rows != but)]
-        self._free = np.concatenate([given, self._free])
+        layout.fill(self.memory.records, states, torch.from_numpy(self.writes[positions]))
 
 
 def _folder_for(size: int) -> Path:
@@ -345,60 +362,6 @@ def _folder_for(size: int) -> Path:
         if size <= free / 2 and os.access(SHARED_MEMORY, os.W_OK):
             return SHARED_MEMORY
     return Path(os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()))
-
-
-# ---- files of a checkpoint ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class StateFiles:
-    """Files of final states in checkpoints: clients with neighbouring ids share one."""
-
-    layout: StateLayout
-    _changed: set[int] = field(default_factory=set)
-    """Files whose states have changed since the last checkpoint."""
-    _last: Path | None = None
-
-    @property
-    def each(self) -> int:
-        """Number of clients per file."""
-        return max(1, FILE // max(1, self.layout.width))
-
-    def note(self, clients: np.ndarray) -> None:
-        """Note that the states of these clients have changed."""
-        self._changed |= set(np.unique(clients // self.each).tolist())
-
-    def save(self, folder: Path, states: Callable[[np.ndarray], Tree], clients: np.ndarray) -> dict[str, Fingerprint]:
-        """Write the states of the clients (ids, ascending); returns the files that are linked instead."""
-        linked: dict[str, Fingerprint] = {}
-        known = files_of(self._last) if self._last else {}
-        of = clients // self.each
-        for number in np.unique(of).tolist():
-            name = f"states-{number:08d}.safetensors"
-            if self._last and name in known and number not in self._changed:
-                # Not every file system has links.
-                with suppress(OSError):
-                    (folder / name).hardlink_to(self._last / name)
-                    linked[name] = known[name]
-                    continue
-            mine = clients[of == number]
-            save_tree({"clients": torch.from_numpy(mine), "states": states(mine)}, folder / name)
-        return linked
-
-    def saved(self, folder: Path) -> None:
-        """Note that a checkpoint is complete."""
-        self._last, self._changed = folder, set()
-
-    def load(self, folder: Path | None) -> Iterator[tuple[np.ndarray, Tree]]:
-        """States of a checkpoint, file by file: ids (n,) and a tree with n rows. Raises DamagedCheckpoint."""
-        self._last, self._changed = folder, set()
-        for clients, states in read_states(folder) if folder else ():
-            if flatten(states).keys() != flatten(self.layout.initial).keys():
-                raise UserError(
-                    f"{folder}: the entries of the client states ({', '.join(sorted(flatten(states)))}) are not those "
-                    "of this algorithm; start a new run"
-                )
-            yield clients, states
 
 
 def _aligned(size: int) -> int:

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.runtime.aggregation import sum_trees
+from hedgerow.platform.runtime.state_store import MappedMemory, Memory
 from hedgerow.platform.runtime.worker import Worker
 
 
@@ -28,41 +31,36 @@ class Transport(Protocol):
     """
 
     @property
+    def memory(self) -> Callable[[Tensor, int], Memory]:
+        """Where the states of clients are, see StateStore."""
+
+    @property
     def workers(self) -> int:
         """Number of workers that a run may have."""
-        ...
 
     def start(self, worker: int) -> None:
         """Begin to start a worker, which has not been started or was lost."""
-        ...
 
     def publish(self, trees: list[Tree]) -> Any:
         """Trees in a form that several calls may pass, each as `broadcasts`."""
-        ...
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
         """Begin to call a method of a worker. shared: result of `publish`, passed as `broadcasts`; None: nothing."""
-        ...
 
     def wait(self, seconds: float) -> list[Answer]:
         """Answers that have arrived; waits for the first of them, at most for some seconds."""
-        ...
 
     def sum_up(self, totals: list[Any], scale: float) -> Tree:
         """Scaled sum of the sums that workers returned; see `sum_trees`."""
-        ...
 
     def name(self, worker: int) -> str:
         """Name of a worker for the user, such as "process 2 (pid 4711)"."""
-        ...
 
     def kill(self, worker: int) -> None:
         """End a worker that does not answer: it counts as lost."""
-        ...
 
     def close(self) -> None:
         """End all workers."""
-        ...
 
 
 class InProcess:
@@ -71,26 +69,24 @@ class InProcess:
     build: makes a worker. workers: their number.
     """
 
+    memory = MappedMemory
+
     def __init__(self, build: Callable[[], Worker], workers: int = 1):
         self.build, self.workers = build, workers
         self.built: dict[int, Worker] = {}
         self._calls: deque[tuple[int, str, tuple[Any, ...], Any]] = deque()
 
     def start(self, worker: int) -> None:
-        """See Transport."""
         self.built[worker] = self.build()
         self._calls.append((worker, "start", (), None))
 
     def publish(self, trees: list[Tree]) -> Any:
-        """See Transport."""
         return trees
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
-        """See Transport."""
         self._calls.append((worker, method, arguments, shared))
 
     def wait(self, seconds: float) -> list[Answer]:
-        """See Transport."""
         worker, method, arguments, shared = self._calls.popleft()
         if method == "start":
             return [Answer(worker)]
@@ -101,17 +97,14 @@ class InProcess:
             return [Answer(worker, error=error)]
 
     def sum_up(self, totals: list[Any], scale: float) -> Tree:
-        """See Transport."""
         return sum_trees(totals, scale)
 
     def name(self, worker: int) -> str:
-        """See Transport."""
         return f"worker {worker}"
 
     def kill(self, worker: int) -> None:
         """See Transport."""
 
     def close(self) -> None:
-        """See Transport."""
         self.built.clear()
         self._calls.clear()

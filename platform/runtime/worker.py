@@ -18,7 +18,6 @@ from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.hardware import hardware
 from hedgerow.platform.common.memory import is_out_of_memory
-from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import SPLITS, Slices
@@ -168,7 +167,6 @@ class Worker:
         gpu_peak = peak(self.device) if self.device.type == "cuda" else 0.0
         return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
 
-    @own_errors()
     def measure(self, shards: list[WorkShard], steps: int | None, broadcasts: list[Tree]) -> Measurement:
         """Time one chunk of shards with one fusion key under their plan, on their first clients.
 
@@ -188,7 +186,6 @@ class Worker:
             seconds.append(clock() - start)
         return Measurement(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
 
-    @own_errors()
     def _carry_out(self, shards: list[WorkShard], downs: list[Tree], partials: list[PartialAggregate]) -> None:
         """Run shards with the same fusion key and clients as one, and split the answers."""
         first = shards[0]

@@ -217,7 +217,10 @@ def files_of(folder: Path) -> dict[str, Fingerprint]:
 def flaw(folder: Path) -> str | None:
     """Reason why a checkpoint cannot be used, found by reading all of it; None if it is intact."""
     try:
-        _examine(folder)
+        content = _marker(folder)
+        _verify_files(folder, content)
+        if position := content.get("history"):
+            _records(folder, position)
     except DamagedCheckpoint as error:
         return error.reason
     return None
@@ -297,12 +300,8 @@ def checkpoint_warnings(parent: Path) -> list[str]:
 
     Raises UserError when there are checkpoints and all of them are damaged.
     """
-    flaws, folders = [], checkpoints(parent)
-    for folder in folders:
-        try:
-            _examine(folder)
-        except DamagedCheckpoint as error:
-            flaws.append(passed_over(folder, error.reason))
+    folders = checkpoints(parent)
+    flaws = [passed_over(folder, reason) for folder in folders if (reason := flaw(folder))]
     if folders and len(flaws) == len(folders):
         raise UserError(
             f"{parent} has no checkpoint that can be used ({flaws[-1]}); restore one from a copy, or delete all "
@@ -370,16 +369,7 @@ def _marker(folder: Path) -> dict[str, Any]:
         return content
 
 
-def _examine(folder: Path) -> None:
-    """Verify all of a checkpoint. Raises DamagedCheckpoint."""
-    content = _marker(folder)
-    _verify_files(folder, content)
-    if position := content.get("history"):
-        _records(folder, position)
-
-
 def _verify_files(folder: Path, content: dict[str, Any], but: str = "") -> None:
-    """Compare the files of a checkpoint with its marker. Raises DamagedCheckpoint."""
     for name, expected in content["files"].items():
         if name != but:
             with _damage_in(folder, name):
@@ -387,7 +377,6 @@ def _verify_files(folder: Path, content: dict[str, Any], but: str = "") -> None:
 
 
 def _tree(folder: Path, name: str, content: dict[str, Any]) -> Tree:
-    """Tree of tensors in a file of a checkpoint. Raises DamagedCheckpoint."""
     with _damage_in(folder, name):
         return parse_tree(read_verified(folder / name, content["files"][name]))
 
@@ -398,7 +387,6 @@ def _metrics(folder: Path) -> Path:
 
 
 def _records(folder: Path, position: dict[str, Any]) -> History:
-    """Records up to a position. Raises DamagedCheckpoint."""
     with _damage_in(folder, METRICS):
         return History.read(_metrics(folder), position)
 

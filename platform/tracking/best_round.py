@@ -43,8 +43,16 @@ class BestRound:
         return True
 
 
+def reaches(record: RoundRecord, target: float, metric: str, mode: str | None) -> bool:
+    """Whether a metric has reached its target in a record: an accuracy at or above it, a loss at or below it."""
+    value = record.get(metric)
+    return value is not None and (value <= target if mode == "min" else value >= target)
+
+
 class Selection:
-    """Best round of a run by `checkpoints.best`, and its early end by `evaluation.patience`, over its records."""
+    """Best round of a run by `checkpoints.best`, and its early end by `evaluation.patience` or `evaluation.stop`, over
+    its records.
+    """
 
     def __init__(self, experiment: Experiment, records: Iterable[RoundRecord] = ()):
         checkpoints, patience, modes = experiment.checkpoints, experiment.evaluation.patience, experiment.task.modes
@@ -52,7 +60,11 @@ class Selection:
         self._patience = patience
         self._recent = BestRound(patience.metric, patience.min_delta, modes=modes) if patience else None
         self._followed = [one for one in (self.best, self._recent) if one]
-        if self._followed:
+        evaluation = experiment.evaluation
+        self._target_metric, self._target_mode = evaluation.target_metric, mode_of(evaluation.target_metric)
+        self._open = set(evaluation.targets) if evaluation.stop else None
+        """Targets that are not reached; None: they do not end the run."""
+        if self._followed or self._open:
             for record in records:
                 self.note(record)
 
@@ -60,6 +72,9 @@ class Selection:
         """Take the record of the next round."""
         for one in self._followed:
             one.note(record)
+        if self._open:
+            metric, mode = self._target_metric, self._target_mode
+            self._open = {target for target in self._open if not reaches(record, target, metric, mode)}
 
     def check(self, record: RoundRecord) -> None:
         """Raises UserError if the record of the first evaluated round does not have the metrics."""
@@ -71,13 +86,17 @@ class Selection:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience has ended the run."""
+        """Whether patience or targets have ended the run."""
+        return self._open == set() or self._lost_patience
+
+    @property
+    def _lost_patience(self) -> bool:
         return bool(self._recent and self._patience and self._recent.since >= self._patience.evaluations)
 
     @property
     def reason(self) -> str | None:
-        """Sentence about the early end of the run; None if there is none."""
-        if not (self.is_over and self._recent and self._patience):
+        """Sentence about an early end by patience; None if there is none."""
+        if not (self._lost_patience and self._recent and self._patience):
             return None
         since = f"since round {self._recent.round}" if self._recent.round else "from the start"
         number = self._patience.evaluations

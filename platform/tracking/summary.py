@@ -9,7 +9,7 @@ from hedgerow.platform.common.numbers import number, short_percent
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.best_round import Selection
+from hedgerow.platform.tracking.best_round import Selection, reaches
 
 
 def summarise(
@@ -165,18 +165,13 @@ def first_to(records: list[RoundRecord], target: float, metric: str = "test_accu
 
     A metric that is to be maximised, such as an accuracy, reaches it from below, the others from above.
     """
+    mode = mode_of(metric)
     for record in records:
-        if reaches(record, target, metric):
+        if reaches(record, target, metric, mode):
             cost = {"rounds": record["round"], "transmissions": record["transmissions"]}
             simulated = {"simulated_seconds": record["simulated_seconds"]} if "simulated_seconds" in record else {}
             return cost | simulated
     return None
-
-
-def reaches(record: RoundRecord, target: float, metric: str) -> bool:
-    """Whether a metric has reached its target in a record: an accuracy at or above it, a loss at or below it."""
-    value = record.get(metric)
-    return value is not None and (value <= target if mode_of(metric) == "min" else value >= target)
 
 
 def target_label(target: float, metric: str = "test_accuracy") -> str:
@@ -195,14 +190,7 @@ def is_no_share(label: str) -> bool:
     return " " in label
 
 
-def has_run_all(experiment: Experiment, records: list[RoundRecord]) -> bool:
-    """Whether records include the last round or, with `evaluation.stop`, have reached all targets."""
-    evaluation = experiment.evaluation
-    if evaluation.stop and all(first_to(records, target, evaluation.target_metric) for target in evaluation.targets):
-        return True
-    return bool(records) and records[-1]["round"] >= experiment.rounds
-
-
 def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
     """Whether the records are a complete run: all rounds, or up to where targets or patience end it."""
-    return has_run_all(experiment, records) or Selection(experiment, records).is_over
+    has_all = bool(records) and records[-1]["round"] >= experiment.rounds
+    return has_all or Selection(experiment, records).is_over

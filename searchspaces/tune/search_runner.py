@@ -22,7 +22,7 @@ from hedgerow.platform.actors.placement import cpus_per_trial, trials_that_fit, 
 from hedgerow.platform.actors.ray_coordinator import shutdown_idle
 from hedgerow.platform.actors.ray_health import RayHealth
 from hedgerow.platform.actors.ray_transport import LOST
-from hedgerow.platform.actors.session import gpus_of_nodes, node_resources, ray_session
+from hedgerow.platform.actors.session import node_resources, ray_session
 from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.common.servers import require_named
@@ -298,7 +298,7 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     wait_for_room(resources, client_actors(resources))
     room = trials_that_fit(resources, client_actors(resources))
     check_shared(here, resources)
-    say_unused_gpus(resources, gpus_of_nodes())
+    say_unused_gpus(resources, sum(node.get("GPU", 0) for node in node_resources()))
     request = trial_resources(resources)
     if spec.search.concurrency and spec.search.concurrency < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.

@@ -16,21 +16,18 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.actor_room import actor_resources
-from hedgerow.platform.actors.object_states import ObjectStates
 from hedgerow.platform.actors.ray_transport import ActorSpec, RayTransport
-from hedgerow.platform.actors.shared_data import opened
 from hedgerow.platform.actors.shared_folder import name_of, unshared
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.data import Partition
+from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.runtime.coordinator import Coordinator
 from hedgerow.platform.runtime.factory import build_partition
 from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.server import FederatedServer
-from hedgerow.platform.runtime.state_store import MappedStates
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
@@ -115,7 +112,7 @@ class FederatedTrainable(tune.Trainable):
             raise unshared(shared.folder, next(name_of(one) for one in ray.nodes() if one["NodeID"] == node))
         self.shared = shared
         # Views of the object store: one copy of the data per node, regardless of the number of trials.
-        self.dataset = opened(ray.get(shared.data))
+        self.dataset = Dataset.opened(ray.get(shared.data))
         self.base = parse_experiment(shared.values)
         self.base_partition = Partition(**ray.get(shared.partition))
         self.clients: RayTransport | None = None
@@ -240,14 +237,11 @@ class FederatedTrainable(tune.Trainable):
         experiments = [experiment.with_solved_noise(len(partition)) for experiment in experiments]
         if hasattr(self, "coordinator"):
             self.coordinator.executor.release_states()
-        transport, several_nodes = self._transport(experiments, partition), False
-        if transport is not None:
-            several_nodes = transport.several_nodes
+        transport = self._transport(experiments, partition)
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator: Coordinator = build_coordinator(
             *(experiments, self.dataset, partition, folders, self.shared.claim, transport),
             parts=client_actors(experiments[0].resources),
-            make_store=ObjectStates if several_nodes else MappedStates,
         )
         self.notices: list[str] = []
         self.coordinator.on_notice = self.notices.append

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import NoStates
+from helpers import read_states
 from mode_models import Normed
 from ray_runs import one_by_one, same
 from torch.nn import functional as F  # noqa: N812
@@ -144,7 +144,7 @@ def test_batch_norm_is_the_same_in_loop_and_vmap(model, buffers, size):
     assert runs["loop"].plans()["train/clients"]["mode"] == "loop"
     assert runs["vmap"].plans()["train/clients"]["mode"] == "vmap"
     close(*(flatten(one.servers[0].state) for one in runs.values()))
-    states = [(one.executor.stores[0] or NoStates()).read(np.arange(6)) for one in runs.values()]
+    states = [read_states(one.executor.stores[0], np.arange(6)) for one in runs.values()]
     assert bool(flatten(states[0])) == (buffers == "local")
     close(*(flatten(state) for state in states))
     scores = [one.servers[0].history[-1] for one in runs.values()]
@@ -206,13 +206,13 @@ def test_local_statistics_are_those_of_the_clients_own_samples():
     server = coordinator.servers[0].state
     assert server.keys() == {"w"}
     close(flatten(server), {k: v for k, v in averaged.items() if k.startswith("w/")}, 0)
-    states = coordinator.executor.stores[0].read(np.arange(6))["buffers"]
+    states = read_states(coordinator.executor.stores[0], np.arange(6))["buffers"]
     means = states["2.running_mean"]
     assert len({tuple(row.tolist()) for row in means}) == 6
     torch.testing.assert_close(means.mean(0), averaged["buffers/2.running_mean"])
     # A client's own statistics continue in its next round.
     coordinator.next_round()
-    after = coordinator.executor.stores[0].read(np.arange(6))["buffers"]
+    after = read_states(coordinator.executor.stores[0], np.arange(6))["buffers"]
     assert (after["2.num_batches_tracked"] == 2 * states["2.num_batches_tracked"]).all()
 
 

@@ -277,7 +277,11 @@ def test_the_plan_is_measured_once_and_remembered(tmp_path, monkeypatch):
     # Where batching is slower, larger chunks are not even tried: they cost memory.
     tried = []
     slow = tune_plan(
-        EngineConfig(), None, Workload(8), {"k": 2}, lambda plan: tried.append(plan) or Measurement(plan.chunk**4)
+        EngineConfig(),
+        None,
+        Workload(8),
+        {"k": 2},
+        lambda plan, steps: tried.append(plan) or Measurement(plan.chunk**4),
     )
     assert slow == ExecutionPlan("loop")
     assert tried == [ExecutionPlan("loop"), ExecutionPlan("vmap", 4)]

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import read_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.algorithms.core.pytree import flatten, tree_map
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runtime import state_store
-from hedgerow.platform.runtime.state_store import MappedStates, StateLayout
+from hedgerow.platform.runtime.state_store import StateLayout, StateStore
 from hedgerow.platform.storage.checkpoint import write_checkpoint
 
 CLIENTS = 12
@@ -63,43 +64,25 @@ class Reference:
 
 def on_disk(initial, clients):
     """A store whose file is not in shared memory."""
-    return MappedStates(initial, clients, most=10**15)
+    return StateStore(initial, clients, most=10**15)
 
 
 def in_objects(initial, clients):
     """A store of objects of Ray, whose actors are this process."""
     import ray
 
-    from hedgerow.platform.actors.object_states import BlockRows, ObjectStates
+    from hedgerow.platform.actors.object_states import ObjectMemory
 
-    class Here(ObjectStates):
+    class Here(StateStore):
         def rows(self, clients, keeps):
             rows = super().rows(clients, keeps)
             rows.blocks = ray.get(rows.blocks)
             return rows
 
-        def keep(self, clients, rows: BlockRows, kept, objects):
+        def keep(self, clients, rows, kept, objects):
             super().keep(clients, rows, kept, [ray.put(block) for block in rows.new_blocks()])
 
-        def _gathered(self, clients):
-            return ObjectStates._gathered(_Plain(self), clients)
-
-    class _Plain:
-        def __init__(self, states):
-            self.states = states
-
-        def __getattr__(self, name):
-            return getattr(self.states, name)
-
-        def rows(self, clients, keeps):
-            return ObjectStates.rows(self.states, clients, keeps)
-
-    return Here(initial, clients)
-
-
-def states_of(store, clients: np.ndarray = EVERYONE) -> dict:
-    """Current states of some clients, as a worker reads them."""
-    return store.layout.unpack(store.rows(clients, keeps=False).read(np.arange(len(clients))))
+    return Here(initial, clients, memory=ObjectMemory)
 
 
 def step(store, reference, seed: int, clients: np.ndarray) -> None:
@@ -141,15 +124,15 @@ def check_against_reference(make, actions, folder: Path) -> None:
             store.begin()
             other = make(INITIAL, CLIENTS)
             other.load(checkpoint)
-            assert equal(states_of(other), reference.read())
+            assert equal(read_states(other, EVERYONE), reference.read())
             other.close()
-        assert equal(states_of(store), reference.read())
+        assert equal(read_states(store, EVERYONE), reference.read())
     store.load(None)
-    assert equal(states_of(store), Reference().read())
+    assert equal(read_states(store, EVERYONE), Reference().read())
     store.close()
 
 
-@pytest.mark.parametrize("make", [MappedStates, on_disk])
+@pytest.mark.parametrize("make", [StateStore, on_disk])
 @given(actions=ACTIONS)
 @settings(max_examples=25, deadline=None)
 def test_a_mapped_file_equals_a_dictionary_of_trees(make, tmp_path_factory, actions):
@@ -171,7 +154,7 @@ def test_objects_of_ray_equal_a_dictionary_of_trees(large, ray_here, tmp_path_fa
 
 
 def test_a_repeated_step_reads_what_it_read_before():
-    store = MappedStates(INITIAL, CLIENTS)
+    store = StateStore(INITIAL, CLIENTS)
     rows = store.rows(EVERYONE, keeps=True)
     before = rows.read(EVERYONE).clone()
     rows.write(EVERYONE, some_states(1, CLIENTS), store.layout)
@@ -180,7 +163,7 @@ def test_a_repeated_step_reads_what_it_read_before():
 
 
 def test_rows_are_used_again():
-    store, reference, clients = MappedStates(INITIAL, CLIENTS), Reference(), np.arange(4)
+    store, reference, clients = StateStore(INITIAL, CLIENTS), Reference(), np.arange(4)
     for round in range(50):
         store.begin()
         step(store, reference, round, clients)
@@ -188,18 +171,18 @@ def test_rows_are_used_again():
         reference.pending = {}
         store.commit()
     # The initial one, one for each client that took part, and one for each that a step writes.
-    assert store._used <= 1 + 2 * len(clients)
+    assert store.memory.used <= 1 + 2 * len(clients)
     store.close()
 
 
 def test_a_client_that_never_took_part_takes_no_space():
-    store = MappedStates({"w": torch.zeros(250_000)}, 10**6, most=100)
+    store = StateStore({"w": torch.zeros(250_000)}, 10**6, most=100)
     rows = store.rows(np.array([999_999]), keeps=True)
     rows.write(np.zeros(1, int), {"w": torch.ones(1, 250_000)}, store.layout)
     store.keep(np.array([999_999]), rows, np.ones(1, bool), [])
     store.commit()
-    assert float(store.read(np.array([999_999]))["w"].sum()) == 250_000
-    assert Path(store.file.path).stat().st_blocks * 512 < 4 * store.layout.width
+    assert float(read_states(store, np.array([999_999]))["w"].sum()) == 250_000
+    assert Path(store.memory.path).stat().st_blocks * 512 < 4 * store.layout.width
     store.close()
 
 
@@ -219,7 +202,7 @@ def test_another_process_reads_and_writes_the_same_file():
     process = context.Process(target=_serve, args=(there,), daemon=True)
     process.start()
     # Made after the fork, and larger from round to round.
-    store = MappedStates({"x": torch.ones(5)}, 100)
+    store = StateStore({"x": torch.ones(5)}, 100)
     for round in range(3):
         clients = np.array([1, 3, 6])
         store.begin()
@@ -228,9 +211,9 @@ def test_another_process_reads_and_writes_the_same_file():
         here.recv()
         store.keep(clients, rows, np.ones(3, bool), [])
         store.commit()
-        assert store.read(clients)["x"].tolist() == [[2.0 ** (round + 1)] * 5] * 3
+        assert read_states(store, clients)["x"].tolist() == [[2.0 ** (round + 1)] * 5] * 3
         store.rows(np.arange(20 * (round + 1)), keeps=True)
-    assert store.read(np.array([0]))["x"].tolist() == [[1.0] * 5]
+    assert read_states(store, np.array([0]))["x"].tolist() == [[1.0] * 5]
     here.send(None)
     process.join()
     assert process.exitcode == 0
@@ -239,7 +222,7 @@ def test_another_process_reads_and_writes_the_same_file():
 
 def test_files_that_have_not_changed_are_linked(tmp_path, monkeypatch):
     monkeypatch.setattr(state_store, "FILE", 3 * StateLayout(INITIAL).width)
-    store, reference = MappedStates(INITIAL, CLIENTS), Reference()
+    store, reference = StateStore(INITIAL, CLIENTS), Reference()
 
     def save(number: int) -> Path:
         store.commit()
@@ -257,9 +240,9 @@ def test_files_that_have_not_changed_are_linked(tmp_path, monkeypatch):
     assert same == [True, False, True, True]
     # Also where the earlier checkpoint is gone.
     shutil.rmtree(first)
-    other = MappedStates(INITIAL, CLIENTS)
+    other = StateStore(INITIAL, CLIENTS)
     other.load(second)
-    assert equal(states_of(other), reference.read())
+    assert equal(read_states(other, EVERYONE), reference.read())
     for one in (store, other):
         one.close()
 
@@ -268,7 +251,7 @@ def test_a_full_disk_is_one_sentence(monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    store = MappedStates(INITIAL, CLIENTS)
+    store = StateStore(INITIAL, CLIENTS)
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UserError, match=r"the clients' states do not fit into .*No space left on device.* TMPDIR"):
         store.rows(EVERYONE, keeps=True)
@@ -277,7 +260,7 @@ def test_a_full_disk_is_one_sentence(monkeypatch):
 
 
 def test_a_state_of_another_shape_is_refused():
-    store = MappedStates({"x": torch.zeros(3)}, 2)
+    store = StateStore({"x": torch.zeros(3)}, 2)
     rows = store.rows(np.arange(2), keeps=True)
     with pytest.raises(ValueError, match=r"a leaf of \(3,\) torch.float32 cannot become \(4,\) torch.float32"):
         rows.write(np.arange(2), {"x": torch.zeros(2, 4)}, store.layout)
@@ -288,15 +271,15 @@ def test_a_process_that_serves_several_runs_maps_the_file_of_the_run():
     """Where one run ends and the next begins, its file may have the same descriptor and the same size."""
     paths = []
     for seed in range(2):
-        store, reference = MappedStates(INITIAL, CLIENTS), Reference()
+        store, reference = StateStore(INITIAL, CLIENTS), Reference()
         rows = store.rows(EVERYONE, keeps=True)
         there = pickle.loads(pickle.dumps(rows))
         states = some_states(seed, CLIENTS)
         there.write(EVERYONE, states, store.layout)
         store.keep(EVERYONE, rows, np.ones(CLIENTS, bool), [])
         reference.keep(EVERYONE, states)
-        assert equal(states_of(store), reference.read())
-        paths.append(store.file.path)
+        assert equal(read_states(store, EVERYONE), reference.read())
+        paths.append(store.memory.path)
         store.close()
     if Path("/proc/self/fd").exists():
         assert paths[0] == paths[1]

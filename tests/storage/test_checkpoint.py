@@ -19,7 +19,7 @@ from toys import Stateful
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
-from hedgerow.platform.runtime.state_store import MappedStates
+from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.storage import atomic_file as files
 from hedgerow.platform.storage import checkpoint
 from hedgerow.platform.storage.atomic_file import write_whole
@@ -156,14 +156,14 @@ def test_a_learner_goes_on_from_the_checkpoint_before_the_damaged_one(saved, tmp
 def test_damage_that_comes_after_the_check_is_found_where_the_states_are_used(saved, tmp_path, monkeypatch):
     shutil.copytree(saved.parent, tmp_path, dirs_exist_ok=True)
     _, bad = checkpoints(tmp_path / "checkpoints")
-    load = MappedStates.load
+    load = StateStore.load
 
     def damaged_meanwhile(self, folder):
         if folder == bad:
             flip(bad / "states-00000000.safetensors")
         load(self, folder)
 
-    monkeypatch.setattr(MappedStates, "load", damaged_meanwhile)
+    monkeypatch.setattr(StateStore, "load", damaged_meanwhile)
     run = start(tmp_path / "checkpoints")
     monkeypatch.undo()
     assert run.round == 2

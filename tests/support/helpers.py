@@ -1,6 +1,7 @@
 """Small tasks with known solutions, and shortcuts to run an algorithm on them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -157,14 +158,24 @@ class SingleRun(PackRun):
     @property
     def states(self) -> Any:
         """The client states: `read` stacks those of some clients."""
-        return self.executor.stores[0] or NoStates()
+        return States(self.executor.stores[0])
 
 
-class NoStates:
-    """The states of clients that keep none."""
+@dataclass
+class States:
+    """Client states of a store; None: clients that keep none."""
 
-    def read(self, clients: np.ndarray) -> dict[str, Any]:
+    store: Any
+
+    def read(self, clients: np.ndarray) -> Any:
+        return read_states(self.store, clients)
+
+
+def read_states(store: Any, clients: np.ndarray) -> Any:
+    """Current states of some clients, stacked; {} if there is no store."""
+    if store is None:
         return {}
+    return store.layout.unpack(store.rows(clients, keeps=False).read(np.arange(len(clients))))
 
 
 def write_states(store: Any, clients: np.ndarray, states: Any) -> None:

@@ -68,7 +68,7 @@ def test_disk_with_one_client_is_disk(softness):
     first = learner.algorithm.inner.extra_modules(learner._cohort(1, np.zeros(1, int)))
     federated = run(FedAvg, {**DISK, "guide": guide}, on=task(norm=True), clients=ALONE, **step)
     lessons = {"objective": first | {"lessons": torch.zeros(())}}
-    write_states(federated.states, np.zeros(1, int), tree_map(lambda p: p[None], lessons))
+    write_states(federated.states.store, np.zeros(1, int), tree_map(lambda p: p[None], lessons))
     before = tree_map(torch.clone, federated.server["w"])
     for _ in range(3):
         next(central)
@@ -115,7 +115,7 @@ def test_simkd_and_disk_together_with_one_client_are_simkd_disk():
     assert set(first) == set(federated.server["w"])
     federated.servers[0].state["w"] = tree_map(torch.clone, first)
     lessons = {"objective": beside | {"lessons": torch.zeros(())}}
-    write_states(federated.states, np.zeros(1, int), tree_map(lambda p: p[None], lessons))
+    write_states(federated.states.store, np.zeros(1, int), tree_map(lambda p: p[None], lessons))
     list(central), list(federated)
     assert distance(federated.server["w"], central.server["w"]) < 1e-5
     assert distance(federated.server["w"], first) > 1e-3
