@@ -159,6 +159,10 @@ class RayCoordinator:
         """See Coordinator."""
         return self._ask("warnings")
 
+    def ended(self) -> str | None:
+        """See Coordinator."""
+        return self._ask("ended")
+
     def parameters(self) -> Tree:
         """See Coordinator."""
         return self._ask("parameters")

@@ -43,7 +43,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.loggers.metric_groups import grouped
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name
+from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name, run_text
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import flatten_params
 
@@ -216,8 +216,17 @@ class MlflowStore:
             self.client.log_batch(self.run_id, metrics=metrics[start : start + _PER_CALL])
         self._last = max([self._last, *(metric.step for metric in metrics)])
 
-    def log_files(self, folder: Path) -> None:
-        """Record the files of a run folder (the resolved experiment, the record, the metrics) and the figures."""
+    def finish(self, models: list[Path]) -> None:
+        """Record files, description and models (at most one) of a finished run, and its end."""
+        self.log_files()
+        self.describe(run_text(self.folder))
+        for model in models:
+            self.log_model(model)
+        self.end("FINISHED")
+
+    def log_files(self) -> None:
+        """Record the files of the run folder (the resolved experiment, the record, the metrics) and the figures."""
+        folder = self.folder.path
         for file in (folder / name for name in UPLOADED):
             if file.is_file() and not file.is_symlink():
                 self.client.log_artifact(self.run_id, str(file))

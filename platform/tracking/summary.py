@@ -9,7 +9,7 @@ from hedgerow.platform.common.numbers import number, short_percent
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.best_round import Selection
+from hedgerow.platform.tracking.decisions import Decisions
 
 
 def summarise(
@@ -204,5 +204,5 @@ def has_run_all(experiment: Experiment, records: list[RoundRecord]) -> bool:
 
 
 def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
-    """Whether the records are a complete run: all rounds, or up to where targets or patience end it."""
-    return has_run_all(experiment, records) or Selection(experiment, records).is_over
+    """Whether the records are a complete run: all rounds, or up to where targets or loggers end it."""
+    return has_run_all(experiment, records) or Decisions(experiment, records).reason is not None

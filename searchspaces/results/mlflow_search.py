@@ -112,12 +112,15 @@ class SearchStore:
             label = headings[int(folder.name)] + ("" if unique else f" {label}")
         return f"{folder.name} {label}"[:200]
 
-    def tell_result(self) -> None:
-        """Upload the search's files, and update the descriptions of all runs with the results."""
-        self.parent.log_files(self.folder.path)
+    def finish(self, models: list[Path]) -> None:
+        """Record files, descriptions and the best trial's model (at most one) of a finished search, and its end."""
+        self.parent.log_files()
         self.parent.describe(search_text(self.folder, self.spec))
         for expert, store in self._all().items():
             store.describe(run_text(expert_folder(self.folder.path, expert)))
+        for model in models:
+            self.log_model(model)
+        self.end("FINISHED")
 
     def log_model(self, saved: Path) -> None:
         """Record the best trial's model as the model of the search, with that trial's parameters."""

@@ -14,7 +14,7 @@ from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
-from hedgerow.platform.tracking.best_round import BestRound
+from hedgerow.platform.tracking.decisions import BestRound
 
 SETTINGS = {
     "rounds": 16,

@@ -26,7 +26,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.loggers.metric_groups import SAMPLES, grouped, hedge_grouped
 from hedgerow.platform.runs import runner
-from hedgerow.platform.runs.mlflow_sync import push
+from hedgerow.platform.runs.mlflow_logger import push
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
