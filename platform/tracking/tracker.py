@@ -43,12 +43,12 @@ class RunLog:
 
 
 def flatten_params(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"algorithm": {"lr": 0.1}} -> {"algorithm.lr": "0.1"}"""
+    """{"algorithm": {"lr": 0.1}} -> {"algorithm.lr": "0.1"}, without values that are None."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
             flat.update(flatten_params(value, f"{prefix}{key}."))
-        else:
+        elif value is not None:
             flat[f"{prefix}{key}"] = str(value)
     return flat
 
