@@ -8,9 +8,6 @@ from tensorboardX import SummaryWriter
 from hedgerow.platform.loggers.logger import LoggedRun, Logger, Record
 from hedgerow.platform.loggers.metric_groups import grouped
 
-FLUSHED = 10
-"""Seconds after which new values are written to the file."""
-
 
 class TensorBoardLogger(Logger):
     """Writes `tensorboard/` in the run folder; `tensorboard --logdir runs` shows all runs."""
@@ -19,7 +16,7 @@ class TensorBoardLogger(Logger):
         folder = run.folder / "tensorboard"
         # A resumed run repeats rounds after its checkpoint, so its file is written anew from the records.
         shutil.rmtree(folder, ignore_errors=True)
-        self.writer = SummaryWriter(str(folder), flush_secs=FLUSHED)
+        self.writer = SummaryWriter(str(folder), flush_secs=10)
         for record in run.history:
             self.log(record)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from joblib import cpu_count
@@ -33,8 +33,8 @@ from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.loggers.logger import LoggedRun, Loggers
 from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
-from hedgerow.platform.runs.mlflow_logger import logger_of_run
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
+from hedgerow.platform.runs.run_in_mlflow import logger_of_run
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -65,10 +65,8 @@ MLFLOW = "mlflow"
 """Name of MLflow among the loggers of a run."""
 
 
-class Show(Protocol):
-    """Callback for the records of a run as they arrive, such as a progress bar."""
-
-    def __call__(self, record: RoundRecord) -> None: ...
+Show = Callable[[RoundRecord], None]
+"""Callback for the records of a run as they arrive, such as a progress bar."""
 
 
 def run(
@@ -120,12 +118,7 @@ def resume(
 
 
 def _execute(
-    experiment: Experiment,
-    folder: RunFolder,
-    lock: RunLock,
-    data: Data,
-    show: Show | None,
-    address: str | None,
+    experiment: Experiment, folder: RunFolder, lock: RunLock, data: Data, show: Show | None, address: str | None
 ) -> FinishedRun:
     with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
         finished = _carry_out(experiment, folder, lock, data, show, address)
@@ -133,12 +126,7 @@ def _execute(
 
 
 def _carry_out(
-    experiment: Experiment,
-    folder: RunFolder,
-    lock: RunLock,
-    data: Data,
-    show: Show | None,
-    address: str | None,
+    experiment: Experiment, folder: RunFolder, lock: RunLock, data: Data, show: Show | None, address: str | None
 ) -> FinishedRun:
     dataset, partition = data
     start = time.perf_counter()
@@ -304,7 +292,7 @@ def recorded(folder: RunFolder, lock: RunLock, loggers: Loggers) -> Iterator[Ter
             termination.is_handled = True
             raise _interrupted(folder, lock, loggers, signal_of(error)) from None
         except BaseException as error:
-            if not _is_finished(folder):
+            if folder.record()["status"] != "finished":
                 _note_end(folder, lock, loggers, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed")
             if is_exhausted(error):
                 raise UserError(
@@ -318,7 +306,7 @@ def recorded(folder: RunFolder, lock: RunLock, loggers: Loggers) -> Iterator[Ter
 
 def _interrupted(folder: RunFolder, lock: RunLock, loggers: Loggers, number: int) -> Interrupted:
     """Record the interruption by a signal; returns the exception to raise."""
-    if _is_finished(folder):
+    if folder.record()["status"] == "finished":
         advice = f"; `hedgerow push {folder}` records it in MLflow" if MLFLOW in dict(loggers.loggers) else ""
         return Interrupted(folder, number, f"{folder} is finished{advice}")
     try:
@@ -326,10 +314,6 @@ def _interrupted(folder: RunFolder, lock: RunLock, loggers: Loggers, number: int
     except KeyboardInterrupt as again:
         number = signal_of(again)
     return Interrupted(folder, number)
-
-
-def _is_finished(folder: RunFolder) -> bool:
-    return bool(folder.record()["status"] == "finished")
 
 
 def _note_end(folder: RunFolder, lock: RunLock, loggers: Loggers, status: str) -> None:

@@ -12,8 +12,10 @@ from hedgerow.platform.loggers.logger import Logger, Loggers
 from hedgerow.platform.storage.history import RoundRecord
 
 
-class BestRound:
-    """Follows a metric over the records of a run. Of equal values, the first is the best; NaN never is.
+class BestRound(Logger):
+    """Follows a metric over the records of a run, and keeps the checkpoint of the best round (`checkpoints.best`).
+
+    Of equal values, the first is the best; NaN never is.
 
     metric: its name. modes: of the task's metrics, by name. min_delta: a better value differs by more than this. round:
     the best one so far; None: there is none. since: number of evaluations after it, or of all if there is none.
@@ -32,10 +34,9 @@ class BestRound:
         self._sign = -1.0 if mode_of(metric, modes) == "min" else 1.0
         self._best = -math.inf
         for record in records:
-            self.note(record)
+            self.keep_checkpoint(record)
 
-    def note(self, record: RoundRecord) -> bool:
-        """Take the record of the next round; returns whether it is the best so far."""
+    def keep_checkpoint(self, record: RoundRecord) -> bool:
         if self.metric not in record:
             return False
         value = self._sign * record[self.metric]
@@ -46,16 +47,6 @@ class BestRound:
         return True
 
 
-class BestCheckpoint(Logger):
-    """Keeps the checkpoint of the best round by `checkpoints.best`."""
-
-    def __init__(self, metric: str, modes: Mapping[str, str]):
-        self.best = BestRound(metric, modes=modes)
-
-    def keep_checkpoint(self, record: RoundRecord) -> bool:
-        return self.best.note(record)
-
-
 class EarlyStopping(Logger):
     """Ends a run whose metric no longer improves, by `evaluation.patience`."""
 
@@ -63,7 +54,7 @@ class EarlyStopping(Logger):
         self.best, self.patience = BestRound(patience.metric, patience.min_delta, modes=modes), patience
 
     def stop(self, record: RoundRecord) -> str | None:
-        self.best.note(record)
+        self.best.keep_checkpoint(record)
         number = self.patience.evaluations
         if self.best.since < number:
             return None
@@ -86,17 +77,20 @@ class Decisions:
         warn: Callable[[str], None] = lambda sentence: None,
     ):
         best, patience, modes = experiment.checkpoints.best, experiment.evaluation.patience, experiment.task.modes
-        own: dict[str, BestCheckpoint | EarlyStopping] = {}
+        loggers = build_loggers(experiment.tracking.also, decide=True)
+        self._followed: dict[str, BestRound] = {}
         if best:
-            own["checkpoints.best"] = BestCheckpoint(best, modes)
+            self._followed["checkpoints.best"] = BestRound(best, modes=modes)
+            loggers.append(("checkpoints.best", self._followed["checkpoints.best"]))
         if patience:
-            own["evaluation.patience"] = EarlyStopping(patience, modes)
-        self._own = own
+            stopping = EarlyStopping(patience, modes)
+            self._followed["evaluation.patience.metric"] = stopping.best
+            loggers.append(("evaluation.patience", stopping))
         self.reason: str | None = None
-        self._loggers = Loggers([*build_loggers(experiment.tracking.also, decide=True), *own.items()], warn)
+        self._loggers = Loggers(loggers, warn)
         self._kept: dict[int, int] = {}
         """Last round whose checkpoint each logger keeps."""
-        if self._loggers.loggers:
+        if loggers:
             for record in records:
                 self.take(dict(record))
 
@@ -126,9 +120,7 @@ class Decisions:
 
     def check(self, record: RoundRecord) -> None:
         """Raises UserError if the record of the first evaluated round does not have a metric that decides."""
-        for name, one in self._own.items():
-            best = one.best
+        for key, best in self._followed.items():
             if best.metric not in record and best.round is None and not best.since:
                 reported = [name for name in record if mode_of(name) and not name.startswith("train_")]
-                key = name if name == "checkpoints.best" else f"{name}.metric"
                 raise UserError(f"{key}: this run does not report {best.metric} (reported: {', '.join(reported)})")

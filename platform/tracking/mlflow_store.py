@@ -236,7 +236,7 @@ class MlflowStore:
     def finish(self, models: list[Path]) -> None:
         """Record files, description, results and models (at most one) of a finished run, and its end."""
         self.log_files()
-        self.describe(run_text(self.folder))
+        self.client.set_tag(self.run_id, NOTE, run_text(self.folder))
         scores = final_scores(self.folder)
         self.log_points(scores)
         for model in models:
@@ -253,10 +253,6 @@ class MlflowStore:
         for file in () if figures.is_symlink() else sorted(figures.glob("*")):
             if file.suffix in (".png", ".svg") and file.is_file() and not file.is_symlink():
                 self.client.log_artifact(self.run_id, str(file), "figures")
-
-    def describe(self, text: str) -> None:
-        """Replace the description. text: Markdown."""
-        self.client.set_tag(self.run_id, NOTE, text)
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED, at the time of its own end."""

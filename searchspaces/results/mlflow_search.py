@@ -140,16 +140,16 @@ class SearchStore:
 
     def finish(self, models: list[Path]) -> None:
         """Record files, descriptions, weights, the winner and its model (at most one) of a finished search."""
-        search = FinishedSearch.read(self.folder)
+        search, client = FinishedSearch.read(self.folder), self.parent.client
         self.parent.log_files()
-        self.parent.describe(search_text(self.folder, self.spec))
+        client.set_tag(self.parent.run_id, NOTE, search_text(self.folder, self.spec))
         for expert, store in self._all().items():
-            store.client.log_artifact(store.run_id, str(store.folder.experiment))
-            store.describe(run_text(store.folder))
+            client.log_artifact(store.run_id, str(store.folder.experiment))
+            client.set_tag(store.run_id, NOTE, run_text(store.folder))
             store.log_points(final_scores(store.folder))
             store.log_points(("hedge/weight", record["weights"][expert], record["round"]) for record in search.hedge)
         if winner := search.winner:
-            number, client, step = int(winner.name), self.parent.client, winner.records[-1]["round"]
+            number, step = int(winner.name), winner.records[-1]["round"]
             scores = [(name, value, step) for name, value in search.winner_scores.items()]
             named = [(f"winner/{name}", value, step) for name, value, _ in scores]
             self.parent.log_points([*scores, *named, ("winner/trial", number, step)])

@@ -15,13 +15,12 @@ from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
-from hedgerow.platform.runs.mlflow_logger import MlflowLogger
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
-from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import COPIES, members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec

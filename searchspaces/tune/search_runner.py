@@ -33,8 +33,8 @@ from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.loggers.logger import Loggers
 from hedgerow.platform.privacy.accounting import composed
 from hedgerow.platform.runs.finished_run import saved_parameters
-from hedgerow.platform.runs.mlflow_logger import PUSHES, MlflowLogger, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
+from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model
 from hedgerow.platform.runs.runner import MLFLOW, notifier, recorded
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
@@ -51,7 +51,7 @@ from hedgerow.platform.tracking.run_folder import (
     unfinished_run,
 )
 from hedgerow.platform.tracking.summary import left_out_warnings
-from hedgerow.platform.tracking.tracker import RunLog
+from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
 from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
@@ -511,7 +511,7 @@ def push(name: str, show: object = None) -> list[str]:
 def logger_of_search(
     folder: RunFolder, spec: SearchSpec, data: Data | None, show: object, warnings: list[str], times: int = 1
 ) -> MlflowLogger:
-    """Logger of a search and all its trials; for the arguments see `mlflow_logger.logger_of_run`."""
+    """Logger of a search and all its trials; for the arguments see `run_in_mlflow.logger_of_run`."""
 
     def open_store() -> Any:
         # Importing mlflow takes seconds: done only here, in the tracker's thread.

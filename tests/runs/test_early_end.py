@@ -118,9 +118,9 @@ def test_patience_ends_a_run_where_the_records_of_a_full_run_say(metric, evaluat
 def test_a_metric_that_is_never_a_number_never_improves():
     best = BestRound("test_loss", records=[{"round": n, "test_loss": math.nan} for n in (1, 2)])
     assert (best.round, best.since) == (None, 2)
-    assert best.note({"round": 3, "test_loss": 1.0})
-    assert not best.note({"round": 4})
-    assert not best.note({"round": 5, "test_loss": 1.0})
+    assert best.keep_checkpoint({"round": 3, "test_loss": 1.0})
+    assert not best.keep_checkpoint({"round": 4})
+    assert not best.keep_checkpoint({"round": 5, "test_loss": 1.0})
     assert (best.round, best.since) == (3, 1)
 
 

@@ -26,10 +26,11 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.loggers.metric_groups import SAMPLES, grouped, hedge_grouped
 from hedgerow.platform.runs import runner
-from hedgerow.platform.runs.mlflow_logger import push
+from hedgerow.platform.runs.run_in_mlflow import push
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import MlflowStore, default_uri
-from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog, flatten_params
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS
 
 
@@ -337,7 +338,7 @@ def test_a_run_that_fails_is_not_left_running(tmp_path):
     assert client.get_run(record["mlflow_run_id"]).info.status == "KILLED"
 
 
-def test_logging_never_waits_for_the_store():
+def test_logging_never_waits_for_the_store(tmp_path):
     received = []
 
     class Slow:
@@ -345,14 +346,17 @@ def test_logging_never_waits_for_the_store():
             time.sleep(0.2)
             received.extend(records)
 
-    tracker = Tracker(Slow, patience=300)
+        def finish(self, models):
+            assert not models
+
+    logger = MlflowLogger(RunFolder(tmp_path), Slow, lambda target: None, patience=300)
     start = time.perf_counter()
     for number in range(100):
-        tracker.log({"round": number})
+        logger.log({"round": number})
     assert time.perf_counter() - start < 0.2
-    tracker.finish(lambda store: None)
+    logger.end("finished", {})
     assert [record["round"] for record in received] == list(range(100))
-    assert tracker.error is None
+    assert logger.error is None
 
 
 def test_parameters_are_flattened():
