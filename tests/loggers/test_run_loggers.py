@@ -11,6 +11,7 @@ import torch
 import yaml
 from families import INLINE
 from ray_runs import small
+from searches import plan
 from tensorboardX.proto.event_pb2 import Event
 
 from hedgerow import Logger
@@ -20,6 +21,7 @@ from hedgerow.platform.loggers.metric_groups import grouped
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
+from hedgerow.searchspaces.tune.search_runner import search
 
 CALLS = []
 
@@ -293,6 +295,25 @@ def test_a_metric_that_depends_on_more_than_the_records_ends_a_resume(tmp_path, 
     monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"Unreliable adds calls = .* to round 1, which has calls = .*records alone"):
         interrupted(experiment(tmp_path, f"{__name__}.Unreliable", checkpoints__every=1), 2)
+
+
+def test_hedge_refuses_a_logger_that_ends_runs(tmp_path):
+    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "round", "target": 2}}
+    with pytest.raises(UserError, match=r"tracking.also \(.*StopAt\) cannot be used with kind hedge"):
+        plan(tmp_path, tracking__also=[stopping])
+
+
+@pytest.mark.exhaustive("processes")
+@pytest.mark.usefixtures("ray_here")
+def test_loggers_decide_in_each_trial_of_a_search(tmp_path):
+    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "round", "target": 2}}
+    grid = {"kind": "grid", "space": {"algorithm.lr": [0.01, 0.3]}}
+    done = search(plan(tmp_path, tracking__also=[f"{__name__}.Gap", stopping], search=grid))
+    assert [trial.status for trial in done.trials] == ["finished"] * 2
+    for trial in done.trials:
+        assert [record["round"] for record in trial.records] == [1, 2]
+        losses = [record["train_loss"] for record in trial.records]
+        assert [record["mean_train_loss"] for record in trial.records] == [losses[0], sum(losses) / 2]
 
 
 @pytest.mark.parametrize(
