@@ -59,7 +59,7 @@ from hedgerow.platform.data.partitions.scheme import PartitionScheme as Partitio
 from hedgerow.platform.data.partitions.scheme import SplitScheme as SplitScheme
 from hedgerow.platform.data.partitions.size_laws import SizeLaw as SizeLaw
 from hedgerow.platform.data.sources.source import Source as Source
-from hedgerow.platform.loggers.run_logger import RunLogger as RunLogger
+from hedgerow.platform.loggers.logger import Logger as Logger
 from hedgerow.platform.runtime.factory import build_data as build_data
 from hedgerow.platform.runtime.factory import build_partition as build_partition
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler as HedgeScheduler

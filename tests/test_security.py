@@ -655,7 +655,7 @@ def test_a_secret_variable_is_recorded_by_its_name(here, monkeypatch):
     monkeypatch.setenv("STORE_SECRET", f"sqlite:///{store}")
     monkeypatch.setenv("WEBHOOK_TOKEN", "geheim-hook")
     (here / "next_door.py").write_text(
-        "from pathlib import Path\nfrom hedgerow import RunLogger\n\n\nclass Hook(RunLogger):\n"
+        "from pathlib import Path\nfrom hedgerow import Logger\n\n\nclass Hook(Logger):\n"
         "    def __init__(self, url):\n        self.url = url\n\n    def on_start(self, run):\n"
         "        Path('hook.txt').write_text(self.url)\n"
     )

@@ -152,6 +152,10 @@ class RayCoordinator:
     def warnings(self) -> list[str]:
         return self._ask("warnings")
 
+    def ended(self) -> str | None:
+        """See Coordinator."""
+        return self._ask("ended")
+
     def parameters(self) -> Tree:
         return self._ask("parameters")
 

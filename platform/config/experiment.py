@@ -23,7 +23,7 @@ from hedgerow.platform.common.servers import has_credentials
 from hedgerow.platform.config.checkpoints_section import Checkpoints
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.experiment_rules import EXPERIMENT_RULES
-from hedgerow.platform.config.logger_section import Logger
+from hedgerow.platform.config.logger_section import LoggerChoice
 from hedgerow.platform.config.measures_section import (
     LossChoice,
     MetricChoice,
@@ -246,11 +246,6 @@ class Evaluation(Section):
         return next((f"{target:g}" for target in outside), None)
 
     @property
-    def ends_early(self) -> bool:
-        """Whether a run may end before its last round."""
-        return self.stop or self.patience is not None
-
-    @property
     def follows(self) -> bool:
         """Whether each client's latest own model is kept, to average them."""
         return self.model == "clients"
@@ -267,9 +262,9 @@ class Tracking(Section):
     enabled: bool = Field(True, description="whether MLflow records the run; the run folder has everything in any case")
     uri: str | None = Field(None, description="MLflow tracking URI; null: an SQLite store, hedgerow.db in `output`")
     experiment: str = Field("hedgerow", min_length=1, description="name of the MLflow experiment")
-    also: list[Logger] = Field(
+    also: list[LoggerChoice] = Field(
         [],
-        description="further loggers: tensorboard, wandb, or your own callbacks by their dotted paths; a name, or "
+        description="further loggers: tensorboard, wandb, or your own by their dotted paths; a name, or "
         "{name: ..., args: {...}}",
     )
     patience: float = Field(
@@ -412,6 +407,15 @@ class Experiment(Section, Generic[H]):
             "evaluation.patience.metric": patience and patience.metric,
         }
         return {key: metric for key, metric in metrics.items() if metric}
+
+    @property
+    def early_end(self) -> str | None:
+        """Key by which the run may end before its last round; None: it does not. Raises UserError."""
+        evaluation = self.evaluation
+        if evaluation.stop or evaluation.patience:
+            return f"evaluation.{'stop' if evaluation.stop else 'patience'}"
+        stopping = (one.name for one in self.tracking.also if one.has_hook("stop"))
+        return next((f"tracking.also ({name})" for name in stopping), None)
 
     @property
     def selects_on_test(self) -> bool:

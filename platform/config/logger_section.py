@@ -10,20 +10,17 @@ from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import NamedSection
 from hedgerow.platform.common.servers import with_environment
 from hedgerow.platform.loggers import LOGGERS
-from hedgerow.platform.loggers.run_logger import RunLogger
+from hedgerow.platform.loggers.logger import DECIDING, HOOKS, Logger, overrides
 
-METHODS = [name for name in vars(RunLogger) if name.startswith("on_")]
-"""Methods of a logger."""
-
-loggers = Registry(LOGGERS, RunLogger, "tracking.also")
+loggers = Registry(LOGGERS, Logger, "tracking.also")
 
 
-class Logger(NamedSection):
-    """A logger in addition to MLflow, or your own callback: a subclass of RunLogger. A name alone is enough."""
+class LoggerChoice(NamedSection):
+    """A logger in addition to MLflow, or your own: a subclass of Logger. A name alone is enough."""
 
     dotted_key: ClassVar[str] = "name"
 
-    name: str = Field(description=f"{', '.join(LOGGERS)}, or the dotted path of your own subclass of RunLogger")
+    name: str = Field(description=f"{', '.join(LOGGERS)}, or the dotted path of your own subclass of Logger")
     args: dict[str, Any] = Field({}, description="keyword arguments of its constructor")
 
     @field_validator("name")
@@ -36,14 +33,18 @@ class Logger(NamedSection):
                 raise ValueError(str(error)) from None
         return name
 
-    def build(self) -> RunLogger:
+    def has_hook(self, *hooks: str) -> bool:
+        """Whether the logger has one of these hooks, see Logger. Raises UserError."""
+        return overrides(loggers.resolve(self.name), hooks)
+
+    def build(self) -> Logger:
         """Create the logger. Raises UserError."""
         kind = loggers.resolve(self.name)
-        if unknown := next((name for name in dir(kind) if name.startswith("on_") and name not in METHODS), None):
-            raise UserError(
-                f"tracking.also: {self.name} has a method {unknown}, which is never called{nearest(unknown, METHODS)} "
-                f"(called: {', '.join(METHODS)})"
-            )
+        public = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+        unknown = next((name for name in public if name not in HOOKS and nearest(name, HOOKS)), None)
+        if unknown or not overrides(kind, HOOKS):
+            what = f"a method {unknown}, which is never called{nearest(unknown, HOOKS)}" if unknown else "no hook"
+            raise UserError(f"tracking.also: {self.name} has {what} (called: {', '.join(HOOKS)})")
         try:
             return kind(**_filled(self.args))
         except UserError:
@@ -63,6 +64,6 @@ def _filled(value: Any) -> Any:
     return with_environment(value, "tracking.also") if isinstance(value, str) else value
 
 
-def build_loggers(sections: list[Logger]) -> list[tuple[str, RunLogger]]:
-    """Create the loggers of an experiment, with their names. Raises UserError."""
-    return [(section.name, section.build()) for section in sections]
+def build_loggers(choices: list[LoggerChoice], decide: bool = False) -> list[tuple[str, Logger]]:
+    """Create the loggers of an experiment, with their names. decide: those that decide alone. Raises UserError."""
+    return [(one.name, one.build()) for one in choices if not decide or one.has_hook(*DECIDING)]

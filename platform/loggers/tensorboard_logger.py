@@ -5,28 +5,25 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from hedgerow.platform.loggers.logger import LoggedRun, Logger, Record
 from hedgerow.platform.loggers.metric_groups import grouped
-from hedgerow.platform.loggers.run_logger import LoggedRun, Record, RunLogger
-
-FLUSHED = 10
-"""Seconds after which new values are written to the file."""
 
 
-class TensorBoardLogger(RunLogger):
+class TensorBoardLogger(Logger):
     """Writes `tensorboard/` in the run folder; `tensorboard --logdir runs` shows all runs."""
 
-    def on_start(self, run: LoggedRun) -> None:
+    def start(self, run: LoggedRun) -> None:
         folder = run.folder / "tensorboard"
         # A resumed run repeats rounds after its checkpoint, so its file is written anew from the records.
         shutil.rmtree(folder, ignore_errors=True)
-        self.writer = SummaryWriter(str(folder), flush_secs=FLUSHED)
+        self.writer = SummaryWriter(str(folder), flush_secs=10)
         for record in run.history:
-            self.on_round(record)
+            self.log(record)
 
-    def on_round(self, record: Record) -> None:
+    def log(self, record: Record) -> None:
         for name, value in record.items():
             if name != "round":
                 self.writer.add_scalar(grouped(name), value, record["round"])
 
-    def on_end(self, status: str, summary: dict[str, Any]) -> None:
+    def end(self, status: str, summary: dict[str, Any]) -> None:
         self.writer.close()

@@ -4,11 +4,11 @@ from hashlib import sha256
 from typing import Any
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.loggers.logger import LoggedRun, Logger, Record
 from hedgerow.platform.loggers.metric_groups import grouped
-from hedgerow.platform.loggers.run_logger import LoggedRun, Record, RunLogger
 
 
-class WandbLogger(RunLogger):
+class WandbLogger(Logger):
     """Logs to Weights & Biases. A resumed run continues the same run there.
 
     project, entity: as in wandb.init. mode: online, offline or disabled; None: by the environment variable WANDB_MODE.
@@ -24,7 +24,7 @@ class WandbLogger(RunLogger):
         self.wandb: Any = wandb
         self.place = {"project": project, "entity": entity, "mode": mode}
 
-    def on_start(self, run: LoggedRun) -> None:
+    def start(self, run: LoggedRun) -> None:
         self.run: Any = self.wandb.init(
             **self.place,
             id=sha256(str(run.folder).encode()).hexdigest()[:16],
@@ -37,11 +37,11 @@ class WandbLogger(RunLogger):
         )
         # W&B ignores rounds that it has already.
         for record in run.history:
-            self.on_round(record)
+            self.log(record)
 
-    def on_round(self, record: Record) -> None:
+    def log(self, record: Record) -> None:
         values = {grouped(name): value for name, value in record.items() if name != "round"}
         self.run.log(values, step=record["round"])
 
-    def on_end(self, status: str, summary: dict[str, Any]) -> None:
+    def end(self, status: str, summary: dict[str, Any]) -> None:
         self.run.finish(exit_code=0 if status == "finished" else 1)

@@ -24,7 +24,7 @@ from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tenso
 from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.best_round import BestRound
+from hedgerow.platform.tracking.decisions import BestRound
 from hedgerow.platform.tracking.formatting import summary_table
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import summarise

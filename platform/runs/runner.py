@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from joblib import cpu_count
@@ -32,10 +31,10 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition_summary import partition_record
-from hedgerow.platform.loggers.run_logger import Loggers
+from hedgerow.platform.loggers.logger import LoggedRun, Loggers
 from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
-from hedgerow.platform.runs.mlflow_sync import close_tracking, log_result, open_store, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
+from hedgerow.platform.runs.run_in_mlflow import logger_of_run
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.runtime.launch import build_coordinator
@@ -43,7 +42,6 @@ from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import Claim, RunLock
-from hedgerow.platform.tracking.best_round import Selection
 from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import (
     divergence_warnings,
@@ -52,7 +50,7 @@ from hedgerow.platform.tracking.summary import (
     summarise,
     unscored_warnings,
 )
-from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_staleness
 from hedgerow.platform.ui.plotting import optional_figures
 
@@ -63,11 +61,12 @@ if TYPE_CHECKING:
 ADVANCE_SECONDS = 0.2
 """Seconds of rounds between two reports to the driver."""
 
+MLFLOW = "mlflow"
+"""Name of MLflow among the loggers of a run."""
 
-class Show(Protocol):
-    """Callback for the records of a run as they arrive, such as a progress bar."""
 
-    def __call__(self, record: RoundRecord) -> None: ...
+Show = Callable[[RoundRecord], None]
+"""Callback for the records of a run as they arrive, such as a progress bar."""
 
 
 def run(
@@ -119,12 +118,7 @@ def resume(
 
 
 def _execute(
-    experiment: Experiment,
-    folder: RunFolder,
-    lock: RunLock,
-    data: Data,
-    show: Show | None,
-    address: str | None,
+    experiment: Experiment, folder: RunFolder, lock: RunLock, data: Data, show: Show | None, address: str | None
 ) -> FinishedRun:
     with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
         finished = _carry_out(experiment, folder, lock, data, show, address)
@@ -132,12 +126,7 @@ def _execute(
 
 
 def _carry_out(
-    experiment: Experiment,
-    folder: RunFolder,
-    lock: RunLock,
-    data: Data,
-    show: Show | None,
-    address: str | None,
+    experiment: Experiment, folder: RunFolder, lock: RunLock, data: Data, show: Show | None, address: str | None
 ) -> FinishedRun:
     dataset, partition = data
     start = time.perf_counter()
@@ -147,14 +136,17 @@ def _carry_out(
     latest = read_latest(folder.checkpoints)
     history: Sequence[RoundRecord] = latest[1]["history"] if latest else []
     before = history[-1]["seconds"] if history else 0.0
-    patience = experiment.tracking.patience
-    tracker = Tracker(lambda: open_store(folder), patience) if experiment.tracking.enabled else None
     loggers = Loggers(build_loggers(experiment.tracking.also), warnings.append)
+    if experiment.tracking.enabled:
+        # The last one to end: it may wait for a server.
+        loggers.loggers.append((MLFLOW, logger_of_run(folder, data, show, warnings)))
     folder.update(status="running")
-    for record in history:
-        _report(record, tracker, show)
-    with recorded(folder, lock, tracker) as termination, followed(loggers, folder):
-        loggers.start(folder.name, folder.path, experiment.model_dump(mode="json"), history)
+    with recorded(folder, lock, loggers) as termination:
+        settings = experiment.model_dump(mode="json")
+        loggers.call("start", LoggedRun(folder.name, folder.path.absolute(), settings, list(history)))
+        for record in history:
+            if show:
+                show(record)
         with open_coordinator(
             experiment.with_solved_noise(len(partition)),
             *(dataset, partition, folder.checkpoints, address, folder.record().get("parts")),
@@ -167,13 +159,14 @@ def _carry_out(
                 news, done = coordinator.advance(ADVANCE_SECONDS)
                 lock.claim.check()
                 for record in news:
-                    _report(record, tracker, show)
-                    loggers.round(record)
+                    if show:
+                        show(record)
+                    loggers.call("log", record)
                 if termination.came and not done:
                     coordinator.save()
                     termination.check()
             folder.update(plans=coordinator.plans())
-            parameters = coordinator.parameters()
+            parameters, ended = coordinator.parameters(), coordinator.ended()
             warnings[:] = dict.fromkeys([*warnings, *coordinator.warnings()])
         records = RunLog(folder.metrics).read()
         evaluation = experiment.evaluation
@@ -186,8 +179,8 @@ def _carry_out(
         warnings += [TEST_SELECTED] * experiment.selects_on_test
         # Time of the rounds before an interruption, plus the whole session that finished the run.
         results = {"summary": summary, "wall_seconds": before + time.perf_counter() - start, "diverged": divergence}
-        if reason := Selection(experiment, records).reason:
-            results["ended"] = reason
+        if ended:
+            results["ended"] = ended
         # Before anything is drawn or sent: neither can lose the results.
         folder.update(status="finished", finished=now(), **results, **progress)
         # No more rounds are saved, so a signal interrupts at once.
@@ -197,9 +190,7 @@ def _carry_out(
             draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
             draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
             draw_staleness({experiment.name: records}, folder.figures)
-        if tracker:
-            model = partial(save_final_model, experiment, dataset, parameters, constants=folder.constants)
-            warnings += close_tracking(tracker, folder, model, partial(log_result, folder=folder), show)
+        loggers.call("end", "finished", summary)
     own = data if (folder.record().get("data") or {}).get("own") else None
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
 
@@ -287,15 +278,8 @@ def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
     return notify
 
 
-def _report(record: RoundRecord, tracker: Tracker | None, show: Show | None) -> None:
-    if show:
-        show(record)
-    if tracker:
-        tracker.log(record)
-
-
 @contextmanager
-def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Iterator[Termination]:
+def recorded(folder: RunFolder, lock: RunLock, loggers: Loggers) -> Iterator[Termination]:
     """Record the status of a run that ends early, unless another process has taken the run over. Ctrl-C, SIGTERM and
     SIGHUP interrupt the run.
     """
@@ -306,10 +290,10 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
             yield termination
         except KeyboardInterrupt as error:
             termination.is_handled = True
-            raise _interrupted(folder, lock, tracker, signal_of(error)) from None
+            raise _interrupted(folder, lock, loggers, signal_of(error)) from None
         except BaseException as error:
-            if not _is_finished(folder):
-                _note_end(folder, lock, tracker, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed")
+            if folder.record()["status"] != "finished":
+                _note_end(folder, lock, loggers, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed")
             if is_exhausted(error):
                 raise UserError(
                     f"{folder}: the run does not fit into memory; lower algorithm.batch_size or the sizes of "
@@ -320,41 +304,22 @@ def recorded(folder: RunFolder, lock: RunLock, tracker: Tracker | None) -> Itera
             termination.is_handled = True
 
 
-@contextmanager
-def followed(loggers: Loggers, folder: RunFolder) -> Iterator[None]:
-    """Tell the loggers how the run ends."""
-    status = "failed"
-    try:
-        yield
-        status = "finished"
-    except INTERRUPTIONS:
-        status = "interrupted"
-        raise
-    finally:
-        loggers.end(status, folder.record()["summary"] if status == "finished" else {})
-
-
-def _interrupted(folder: RunFolder, lock: RunLock, tracker: Tracker | None, number: int) -> Interrupted:
+def _interrupted(folder: RunFolder, lock: RunLock, loggers: Loggers, number: int) -> Interrupted:
     """Record the interruption by a signal; returns the exception to raise."""
-    if _is_finished(folder):
-        advice = f"; `hedgerow push {folder}` records it in MLflow" if tracker else ""
+    if folder.record()["status"] == "finished":
+        advice = f"; `hedgerow push {folder}` records it in MLflow" if MLFLOW in dict(loggers.loggers) else ""
         return Interrupted(folder, number, f"{folder} is finished{advice}")
     try:
-        _note_end(folder, lock, tracker, "interrupted")
+        _note_end(folder, lock, loggers, "interrupted")
     except KeyboardInterrupt as again:
         number = signal_of(again)
     return Interrupted(folder, number)
 
 
-def _is_finished(folder: RunFolder) -> bool:
-    return bool(folder.record()["status"] == "finished")
-
-
-def _note_end(folder: RunFolder, lock: RunLock, tracker: Tracker | None, status: str) -> None:
+def _note_end(folder: RunFolder, lock: RunLock, loggers: Loggers, status: str) -> None:
     """Record that a run ended before it was finished."""
     # On a full disk, the original error is reported, not the failure to record the status.
     with suppress(OSError):
         if not lock.claim.is_lost:
             folder.update(status=status)
-    if tracker:
-        tracker.finish(lambda store: store.end("KILLED" if status == "interrupted" else "FAILED"))
+    loggers.call("end", status, {})

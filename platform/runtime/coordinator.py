@@ -63,7 +63,7 @@ class Coordinator:
         """Receives sentences for the user about events during the run."""
         executor.on_notice = lambda sentence: self.on_notice(sentence)
         for variant, (server, folder) in enumerate(zip(servers, self._run_folders, strict=True)):
-            server.variant = variant
+            server.variant, server.warn = variant, self._warn
             is_run = folder is not None and folder.exists
             plans = folder.record().get("plans", {}) if folder and is_run else {}
             if any(plan["compiled"] for plan in plans.values()):
@@ -119,8 +119,8 @@ class Coordinator:
             self.on_round(variant, self.servers[variant])
         late, self._late = self._late, set()
         every = self.servers[0].experiment.checkpoints.every
-        is_best = any(self.servers[variant].has_best_round for variant in records)
-        is_due = self.done or (every and self.round % every == 0) or is_best
+        is_kept = any(self.servers[variant].round in self.servers[variant].decisions.kept for variant in records)
+        is_due = self.done or (every and self.round % every == 0) or is_kept
         self._save(range(len(self.servers)) if is_due else late)
         return records
 
@@ -163,8 +163,16 @@ class Coordinator:
         return self.executor.plans.values(0)
 
     def warnings(self) -> list[str]:
-        """One sentence for each damaged checkpoint that was skipped."""
+        """One sentence for each damaged checkpoint that was skipped, and for each logger that failed."""
         return list(self._warnings)
+
+    def ended(self) -> str | None:
+        """Reason why the first variant is over; None: it is not, or it has run all rounds or reached its targets."""
+        return self.servers[0].decisions.reason
+
+    def _warn(self, sentence: str) -> None:
+        self._warnings[sentence] = None
+        self.on_notice(sentence)
 
     def parameters(self) -> Tree:
         """Parameters of the first variant that are reported, as NumPy arrays."""
@@ -282,9 +290,7 @@ class Coordinator:
             self._write(variant, folder)
             # Check again: this process may have been suspended while it wrote, and would delete the other one's rounds.
             self._check_claim()
-            best = server.selection.best
-            keep = server.experiment.checkpoints.keep
-            prune(folder, keep, self._saved[variant], best.round if best else None)
+            prune(folder, server.experiment.checkpoints.keep, self._saved[variant], server.decisions.kept)
         return self._saved[variant]
 
     def load(self, variant: int, checkpoint: Path) -> None:

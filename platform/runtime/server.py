@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -33,7 +34,7 @@ from hedgerow.platform.runtime.worker import initial_state, test_shards
 from hedgerow.platform.schedules.events import IN_FLIGHT, VERSIONS, EventQueue, groups
 from hedgerow.platform.schedules.stale_round import StaleRound
 from hedgerow.platform.storage.history import History, RoundRecord
-from hedgerow.platform.tracking.best_round import Selection
+from hedgerow.platform.tracking.decisions import Decisions
 
 AVERAGE = "client_average"
 """Key in the server state, where evaluated: the average of all clients' latest own models."""
@@ -80,6 +81,8 @@ class FederatedServer:
             self.events = EventQueue(experiment.schedule, simulation, experiment.seed, self.population, concurrency)
         # Client id -> first round without this client. Kept when the server returns to a checkpoint.
         self.quarantined: dict[int, int] = {}
+        self.warn: Callable[[str], None] = lambda sentence: None
+        """Receives a sentence when a logger fails that decides."""
         self.restart()
 
     @property
@@ -98,7 +101,7 @@ class FederatedServer:
         self.round = self.committed = 0
         self.seconds = self.transmissions = 0.0
         self.history = History()
-        self.selection = Selection(self.experiment)
+        self.decisions = Decisions(self.experiment, (), lambda sentence: self.warn(sentence))
         # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
         # Predictions of the latest round on the samples that select hyperparameters; None: it was not evaluated.
@@ -137,7 +140,7 @@ class FederatedServer:
         self.seconds = progress["seconds"]
         self.transmissions = progress["transmissions"]
         self.history = progress["history"]
-        self.selection = Selection(self.experiment, self.history)
+        self.decisions = Decisions(self.experiment, self.history, lambda sentence: self.warn(sentence))
         self.accuracies = progress.get("client_accuracies", [])
         self.clock = dict(progress.get("clock", self.clock))
         self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
@@ -154,13 +157,8 @@ class FederatedServer:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds have run, or targets or patience have ended the run early."""
-        return self.selection.is_over or self.round >= self.experiment.rounds
-
-    @property
-    def has_best_round(self) -> bool:
-        """Whether the last round is the best one so far by `checkpoints.best`."""
-        return self.selection.best is not None and self.selection.best.round == self.round > 0
+        """Whether all rounds have run, or targets or a logger have ended the run early."""
+        return self.decisions.is_over or self.round >= self.experiment.rounds
 
     def run_round(self) -> ExchangeSteps:
         """Run the next round. When the generator ends, the record of the round is the last of `history`."""
@@ -168,15 +166,16 @@ class FederatedServer:
         number = self.round + 1
         self.predictions = None
         state, record = yield from self._next(number)
+        seconds = self.seconds + (time.perf_counter() - start) / self.running_variants
+        record["seconds"] = seconds
         if self._is_evaluated(number):
-            self.selection.check(record)
+            self.decisions.check(record)
+        self.decisions.take(record)
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
         self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
-        self.seconds += (time.perf_counter() - start) / self.running_variants
-        record["seconds"] = self.seconds
+        self.seconds = seconds
         self.history.append(record)
-        self.selection.note(record)
 
     @property
     def scored_model(self) -> Tree:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path, PurePath
@@ -315,17 +315,17 @@ def passed_over(folder: Path, reason: str) -> str:
     return f"the checkpoint {folder} is damaged ({reason}) and is skipped"
 
 
-def prune(parent: Path, keep: int, newest: Path | None = None, best: int | None = None) -> None:
+def prune(parent: Path, keep: int, newest: Path | None = None, kept: Collection[int] = ()) -> None:
     """Delete all but the newest `keep` complete checkpoints, and remains of interrupted writes.
 
     newest: the checkpoint that was just written. Checkpoints of later rounds belong to an abandoned course, because
     they were damaged or because the learner took over the state of another one, and are deleted, too. Damaged
-    checkpoints after the newest complete one stay. best: round whose checkpoints are kept in addition.
+    checkpoints after the newest complete one stay. kept: rounds whose checkpoints are kept in addition.
     """
     survivors: list[Path] = []
     for folder in reversed(checkpoints(parent)):
         abandoned = newest is not None and order_of(folder) > order_of(newest)
-        if not abandoned and round_of(folder) == best and is_complete(folder):
+        if not abandoned and round_of(folder) in kept and is_complete(folder):
             continue
         if not abandoned and len(survivors) < keep and is_complete(folder):
             survivors.append(folder)

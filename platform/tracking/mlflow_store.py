@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -41,9 +41,9 @@ from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.common.servers import is_local, is_named, server_uri
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
-from hedgerow.platform.loggers.metric_groups import grouped
+from hedgerow.platform.loggers.metric_groups import COHORT, TRAFFIC, grouped
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name
+from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name, run_text
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import flatten_params
 
@@ -191,33 +191,61 @@ class MlflowStore:
             self._introduce(experiment, params, tags, folder.record())
         self.client.update_run(self.run_id, "RUNNING")
         # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
-        self._last = self._last_step(self.named(self.clock))
+        history = self.client.get_metric_history(run_id, self.named(self.clock))
+        self._last = max((metric.step for metric in history), default=0)
+        self._before: RoundRecord = {}
+        self._held: set[str] = set()
+        """Metrics whose value in the record before was not recorded, because it had not changed."""
 
     def log(self, records: list[RoundRecord]) -> None:
         """Record rounds, except those that are recorded already, each at the time of its training."""
-        start, end = _start_time(self.folder), _end_time(self.folder)
         batch: list[Metric] = []
-        for record in (record for record in records if record["round"] > self._last):
+        for record in records:
+            before, held, self._before = self._before, self._held, record
+            # Counts are recorded in their first round, and in the rounds before and after a change.
+            counts = (TRAFFIC | COHORT) - {self.clock}
+            self._held = {key for key in counts & record.keys() if before.get(key) == record[key]}
+            if record["round"] <= self._last:
+                continue
             # Each call has whole rounds, the clock last: after a failed call it shows which rounds have arrived.
-            names = sorted(record.keys() - {"round"}, key=lambda key: key == self.clock)
-            time = start + round(1000 * record["seconds"]) if "seconds" in record else end
-            metrics = [Metric(self.named(key), float(record[key]), time, record["round"]) for key in names]
+            names = sorted(record.keys() - {"round"} - self._held, key=lambda key: key == self.clock)
+            ends = {key: before[key] for key in held - self._held}
+            metrics = self._metrics(before, ends) + self._metrics(record, {key: record[key] for key in names})
             if len(batch) + len(metrics) > _PER_CALL:
                 self._send(batch)
                 batch = []
             batch += metrics
         self._send(batch)
 
-    def _last_step(self, name: str) -> int:
-        return max((metric.step for metric in self.client.get_metric_history(self.run_id, name)), default=0)
+    def _metrics(self, record: RoundRecord, values: dict[str, Any]) -> list[Metric]:
+        """Values as metrics of the round of a record."""
+        seconds = record.get("seconds")
+        time = _end_time(self.folder) if seconds is None else _start_time(self.folder) + round(1000 * seconds)
+        return [Metric(self.named(key), float(value), time, record["round"]) for key, value in values.items()]
 
     def _send(self, metrics: list[Metric]) -> None:
         for start in range(0, len(metrics), _PER_CALL):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + _PER_CALL])
         self._last = max([self._last, *(metric.step for metric in metrics)])
 
-    def log_files(self, folder: Path) -> None:
-        """Record the files of a run folder (the resolved experiment, the record, the metrics) and the figures."""
+    def log_points(self, points: Iterable[tuple[str, float, int]], model_id: str | None = None) -> None:
+        """Record (name, value, round) at the time of the run's end. model_id: model that has the values, too."""
+        time = _end_time(self.folder)
+        self._send([Metric(name, float(value), time, step, model_id) for name, value, step in points])
+
+    def finish(self, models: list[Path]) -> None:
+        """Record files, description, results and models (at most one) of a finished run, and its end."""
+        self.log_files()
+        self.client.set_tag(self.run_id, NOTE, run_text(self.folder))
+        scores = final_scores(self.folder)
+        self.log_points(scores)
+        for model in models:
+            log_model(model, self, scores)
+        self.end("FINISHED")
+
+    def log_files(self) -> None:
+        """Record the files of the run folder (the resolved experiment, the record, the metrics) and the figures."""
+        folder = self.folder.path
         for file in (folder / name for name in UPLOADED):
             if file.is_file() and not file.is_symlink():
                 self.client.log_artifact(self.run_id, str(file))
@@ -225,35 +253,6 @@ class MlflowStore:
         for file in () if figures.is_symlink() else sorted(figures.glob("*")):
             if file.suffix in (".png", ".svg") and file.is_file() and not file.is_symlink():
                 self.client.log_artifact(self.run_id, str(file), "figures")
-
-    @property
-    def params(self) -> dict[str, str]:
-        """Parameters as MLflow has them."""
-        return self.client.get_run(self.run_id).data.params
-
-    def log_model(self, saved: Path, params: dict[str, str] | None = None) -> None:
-        """Record the model that `save_model` wrote, loadable with mlflow.pytorch.load_model; once per run.
-
-        params: parameters that the model was trained with; None: those of this run.
-        """
-        run = self.client.get_run(self.run_id)
-        if run.outputs is not None and run.outputs.model_outputs:
-            return
-        home = run.info.experiment_id
-        params = params or run.data.params
-        logged_model = self.client.create_logged_model(home, "model", source_run_id=self.run_id, params=params)
-        description = Model.load(saved)
-        description.model_uuid = description.model_id = logged_model.model_id
-        description.run_id, description.artifact_path = self.run_id, logged_model.artifact_location
-        description.save(str(saved / MLMODEL_FILE_NAME))
-        self.client.log_model_artifacts(logged_model.model_id, str(saved))
-        self.client.finalize_logged_model(logged_model.model_id, LoggedModelStatus.READY)
-        # Last: a run that has an output has a complete model.
-        self.client.log_outputs(self.run_id, [LoggedModelOutput(logged_model.model_id, step=0)])
-
-    def describe(self, text: str) -> None:
-        """Replace the description. text: Markdown."""
-        self.client.set_tag(self.run_id, NOTE, text)
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED, at the time of its own end."""
@@ -306,6 +305,40 @@ def require_local_artifacts(client: MlflowClient, uri: str | None, run_id: str) 
                 f"MLflow's store {uri or 'hedgerow.db'} keeps its artifacts at {place}, which is not on this machine; "
                 "move the store away, and `hedgerow push` records the run in a new one"
             )
+
+
+def log_model(
+    saved: Path, source: MlflowStore, scores: list[tuple[str, float, int]], search: MlflowStore | None = None
+) -> None:
+    """Record the model that `save_model` wrote, loadable with mlflow.pytorch.load_model; once per run.
+
+    source: the run that trained it, whose parameters the model gets. scores: its metrics, see `log_points`. search: run
+    of the search that chose the model, which has it, too.
+    """
+    client, stores = source.client, [source, search] if search else [source]
+    run = client.get_run((search or source).run_id)
+    if run.outputs is not None and run.outputs.model_outputs:
+        return
+    run = client.get_run(source.run_id)
+    home, params = run.info.experiment_id, run.data.params
+    logged_model = client.create_logged_model(home, "model", source_run_id=source.run_id, params=params)
+    description = Model.load(saved)
+    description.model_uuid = description.model_id = logged_model.model_id
+    description.run_id, description.artifact_path = source.run_id, logged_model.artifact_location
+    description.save(str(saved / MLMODEL_FILE_NAME))
+    client.log_model_artifacts(logged_model.model_id, str(saved))
+    client.finalize_logged_model(logged_model.model_id, LoggedModelStatus.READY)
+    source.log_points(scores, logged_model.model_id)
+    # Last: a run that has an output has a complete model.
+    for store in stores:
+        client.log_outputs(store.run_id, [LoggedModelOutput(logged_model.model_id, step=0)])
+
+
+def final_scores(folder: RunFolder) -> list[tuple[str, float, int]]:
+    """Final test and validation scores of a finished run with their names, and its last round."""
+    summary = folder.record().get("summary") or {}
+    names = [name for name in summary if name.startswith(("test_", "validation_")) and summary[name] is not None]
+    return [(name, summary[name], summary["rounds"]) for name in names]
 
 
 def save_model(module: torch.nn.Module, sample: np.ndarray, folder: Path) -> None:

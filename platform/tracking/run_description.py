@@ -25,7 +25,7 @@ def tags(record: dict[str, Any], experiment: Experiment) -> dict[str, str]:
         "git_commit": commit or "none",
         **record["versions"],
         "algorithm": experiment.algorithm.name,
-        "data": data_name(record, experiment),
+        "dataset": data_name(record, experiment),
         "partition": task.partition.kind,
         "model": str(getattr(task.model, "name", "")),
         "seed": str(experiment.seed),

@@ -9,7 +9,7 @@ from hedgerow.platform.common.numbers import number, short_percent
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.best_round import Selection, reaches
+from hedgerow.platform.tracking.decisions import Decisions, reaches
 
 
 def summarise(
@@ -191,6 +191,6 @@ def is_no_share(label: str) -> bool:
 
 
 def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:
-    """Whether the records are a complete run: all rounds, or up to where targets or patience end it."""
+    """Whether the records are a complete run: all rounds, or up to where targets or loggers end it."""
     has_all = bool(records) and records[-1]["round"] >= experiment.rounds
-    return has_all or Selection(experiment, records).is_over
+    return has_all or Decisions(experiment, records).is_over

@@ -5,15 +5,19 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import BaseModel
 
-from hedgerow.platform.common.errors import one_line
+from hedgerow.platform.common.errors import Interrupted, UserError, first_line, one_line
+from hedgerow.platform.common.signals import signal_of
+from hedgerow.platform.loggers.logger import LoggedRun, Logger
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.records import RunRound, read_objects
+from hedgerow.platform.tracking.run_folder import RunFolder
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds until records that MLflow did not take are sent again: the first pause doubles up to the longest."""
@@ -43,29 +47,40 @@ class RunLog:
 
 
 def flatten_params(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"algorithm": {"lr": 0.1}} -> {"algorithm.lr": "0.1"}"""
+    """{"algorithm": {"lr": 0.1}} -> {"algorithm.lr": "0.1"}, without values that are None."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
             flat.update(flatten_params(value, f"{prefix}{key}."))
-        else:
+        elif value is not None:
             flat[f"{prefix}{key}"] = str(value)
     return flat
 
 
-class Tracker:
-    """Daemon thread that sends records to MLflow in batches.
+class MlflowLogger(Logger):
+    """Records a run or a search in MLflow, in batches from a daemon thread.
 
     Training never waits for it. If the server is slow, the thread lags behind. If the server is unreachable, the thread
     pauses and sends the missing records again. The local file has all records, and `hedgerow push` later sends those
     that the server missed.
 
-    store: creates the MLflow side, with a method `log(records)`, inside the thread, since importing mlflow takes
-    seconds. After a failure a new one is created, which knows the records that have arrived. patience: see `finish`.
+    open_store: opens the MLflow side inside the thread, since importing mlflow takes seconds; after a failure again,
+    when it knows the records that have arrived. save: writes the final model into a folder that it creates, if there is
+    one. patience: seconds that `end` waits at most. show: a display; if it has a method `note`, it shows that the end
+    may take a while. warnings: receives a sentence for each part that MLflow did not take.
     """
 
-    def __init__(self, store: Callable[[], Any], patience: float):
-        self._make_store, self._patience = store, patience
+    def __init__(
+        self,
+        folder: RunFolder,
+        open_store: Callable[[], Any],
+        save: Callable[[Path], None],
+        patience: float,
+        show: object = None,
+        warnings: list[str] | None = None,
+    ):
+        self.folder, self._open_store, self._save, self._patience = folder, open_store, save, patience
+        self._show, self.warnings = show, [] if warnings is None else warnings
         self._store: Any = None
         self._records: queue.SimpleQueue[RoundRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
@@ -73,13 +88,52 @@ class Tracker:
         self._closing: Callable[[Any], None] = lambda store: None
         self._failure: str | None = None
         self.error: str | None = None
-        """Reason why MLflow does not have everything; set once `finish` has returned."""
+        """Sentence on what MLflow does not have; set once `end` has returned."""
 
-    def log(self, record: RoundRecord) -> None:
-        """Queue one round; returns at once. The first round starts the thread."""
-        self._hand_over(record)
+    def start(self, run: LoggedRun) -> None:
+        for record in run.history:
+            self.log(record)
 
-    def finish(self, closing: Callable[[Any], None]) -> None:
+    def log(self, record: RoundRecord | None) -> None:
+        """Queue one round, or the end (None); returns at once. The first round starts the thread."""
+        self._records.put(record)
+        if not self._thread.ident:
+            self._thread.start()
+
+    def end(self, status: str, summary: dict[str, Any]) -> None:
+        if status != "finished":
+            self._finish(lambda store: store.end("FAILED" if status == "failed" else "KILLED"))
+            return
+        if note := getattr(self._show, "note", None):
+            note("recording in MLflow ... (Ctrl-C ends the wait)")
+        with TemporaryDirectory(prefix="hedgerow-model-", ignore_cleanup_errors=True) as temporary:
+            models: list[Path] = []
+            try:
+                # Not in the thread: a thread that is abandoned inside torch can abort the process.
+                self._save(Path(temporary) / "model")
+                models += Path(temporary).iterdir()
+            except Exception as error:  # a model that cannot be exported must not end a run
+                self.warnings.append(f"the final model cannot be recorded in MLflow ({first_line(error)})")
+            self._finish(lambda store: store.finish(models))
+        if self.error:
+            self.warnings.append(self.error)
+
+    def push(self, records: Iterable[RoundRecord]) -> list[str]:
+        """Send the records of a run that has ended, and its end; returns a sentence if there is no final model. Raises
+        UserError if MLflow does not take the rest.
+        """
+        for record in records:
+            self.log(record)
+        try:
+            self.end(self.folder.record()["status"], {})
+        except KeyboardInterrupt as error:
+            advice = f"`hedgerow push {self.folder}` continues"
+            raise Interrupted(self.folder.path, signal_of(error), advice) from None
+        if self.error:
+            raise UserError(self.error)
+        return self.warnings
+
+    def _finish(self, closing: Callable[[Any], None]) -> None:
         """Send the remaining records, then call `closing(store)`, within `patience` seconds in total.
 
         Sets `error` if that fails. At the deadline, and on Ctrl-C, which is re-raised, the thread is abandoned: it ends
@@ -88,17 +142,16 @@ class Tracker:
         self._closing = closing
         self._finishing.set()
         try:
-            self._hand_over(None)
+            self.log(None)
             self._thread.join(self._patience)
         finally:
             unfinished = self._thread.is_alive()
             self._abandoned.set()
-        self.error = self._failure or (f"no answer within {self._patience:g} s" if unfinished else None)
-
-    def _hand_over(self, record: RoundRecord | None) -> None:
-        self._records.put(record)
-        if not self._thread.ident:
-            self._thread.start()
+        if reason := self._failure or (f"no answer within {self._patience:g} s" if unfinished else None):
+            self.error = (
+                f"tracking.uri: MLflow did not take the run ({reason}); nothing is lost: it is all in {self.folder}; "
+                f"once the server is up, or its file can be written, `hedgerow push {self.folder}` sends it"
+            )
 
     def _work(self) -> None:
         waiting: list[RoundRecord] = []
@@ -125,7 +178,7 @@ class Tracker:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _send(self, records: list[RoundRecord]) -> None:
-        store = self._store or self._make_store()
+        store = self._store or self._open_store()
         self._store = None
         store.log(records)
         self._store = store

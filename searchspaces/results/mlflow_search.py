@@ -1,13 +1,23 @@
 """MLflow runs of a search: a parent run for the search, and a child run for each expert."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.loggers.metric_groups import hedge_grouped
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.mlflow_store import MlflowClient, MlflowPlace, MlflowStore, experiment_id, open_client
+from hedgerow.platform.tracking.mlflow_store import (
+    MlflowClient,
+    MlflowPlace,
+    MlflowStore,
+    experiment_id,
+    final_scores,
+    log_model,
+    open_client,
+)
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
@@ -17,6 +27,15 @@ from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 
 PARENT = "mlflow.parentRunId"
+
+SETTINGS = {
+    "algorithm": "algorithm.name",
+    "dataset": "task.data.name",
+    "partition": "task.partition.kind",
+    "clients": "task.partition.clients",
+    "model": "task.model.name",
+}
+"""Setting that a tag shows, where the tag has another name."""
 
 TAG = 5000
 """Longest value of a tag that every store of MLflow accepts."""
@@ -35,8 +54,15 @@ class SearchStore:
     def __init__(self, folder: RunFolder, spec: SearchSpec):
         self.folder, self.spec = folder, spec
         self.record = folder.record()
-        values = spec.experiment.model_dump(mode="json") | {"search": spec.search.model_dump(mode="json")}
-        run_tags = tags(self.record, spec.experiment) | {"search": spec.search.kind, NOTE: search_text(folder, spec)}
+        searched = {*spec.search.space, *(key for overrides in spec.configurations for key in overrides)}
+        values = _without(spec.experiment.model_dump(mode="json"), searched)
+        values["search"] = spec.search.model_dump(mode="json")
+        run_tags = {
+            name: tag
+            for name, tag in tags(self.record, spec.experiment).items()
+            if not any(f"{SETTINGS.get(name, name)}.".startswith(f"{key}.") for key in searched)
+        }
+        run_tags |= {"search": spec.search.kind, NOTE: search_text(folder, spec)}
         if self.table:
             client = open_client(MlflowPlace.of(spec.experiment).resolved_uri())
             run_tags |= {"table": self.table, PARENT: table_run(client, spec.experiment, self.table)}
@@ -112,17 +138,27 @@ class SearchStore:
             label = headings[int(folder.name)] + ("" if unique else f" {label}")
         return f"{folder.name} {label}"[:200]
 
-    def tell_result(self) -> None:
-        """Upload the search's files, and update the descriptions of all runs with the results."""
-        self.parent.log_files(self.folder.path)
-        self.parent.describe(search_text(self.folder, self.spec))
+    def finish(self, models: list[Path]) -> None:
+        """Record files, descriptions, weights, the winner and its model (at most one) of a finished search."""
+        search, client = FinishedSearch.read(self.folder), self.parent.client
+        self.parent.log_files()
+        client.set_tag(self.parent.run_id, NOTE, search_text(self.folder, self.spec))
         for expert, store in self._all().items():
-            store.describe(run_text(expert_folder(self.folder.path, expert)))
-
-    def log_model(self, saved: Path) -> None:
-        """Record the best trial's model as the model of the search, with that trial's parameters."""
-        best = FinishedSearch.read(self.folder).best
-        self.parent.log_model(saved, self.child(int(best.name)).params)
+            client.log_artifact(store.run_id, str(store.folder.experiment))
+            client.set_tag(store.run_id, NOTE, run_text(store.folder))
+            store.log_points(final_scores(store.folder))
+            store.log_points(("hedge/weight", record["weights"][expert], record["round"]) for record in search.hedge)
+        if winner := search.winner:
+            number, step = int(winner.name), winner.records[-1]["round"]
+            scores = [(name, value, step) for name, value in search.winner_scores.items()]
+            named = [(f"winner/{name}", value, step) for name, value, _ in scores]
+            self.parent.log_points([*scores, *named, ("winner/trial", number, step)])
+            for key, value in winner.settings.items():
+                client.set_tag(self.parent.run_id, f"winner/{key}", str(value)[:TAG])
+            client.set_tag(self.child(number).run_id, "winner", "true")
+            for model in models:
+                log_model(model, self.child(number), scores, self.parent)
+        self.end("FINISHED")
 
     def end(self, status: str) -> None:
         """End every open run; an expert that finished, stopped or failed gets its own status instead of `status`."""
@@ -131,6 +167,16 @@ class SearchStore:
             statuses = {"failed": "FAILED", "finished": "FINISHED", "stopped": "FINISHED"}
             store.end(statuses.get(outcome, status))
         self.parent.end(status)
+
+
+def _without(values: dict[str, Any], searched: Collection[str], above: str = "") -> dict[str, Any]:
+    """Nested settings without the searched ones, which are dotted paths, and without lists that have them."""
+    return {
+        key: _without(value, searched, f"{above}{key}.") if isinstance(value, dict) else value
+        for key, value in values.items()
+        if f"{above}{key}" not in searched
+        if isinstance(value, dict) or not any(path.startswith(f"{above}{key}.") for path in searched)
+    }
 
 
 def search_text(folder: RunFolder, spec: SearchSpec) -> str:

@@ -222,9 +222,8 @@ def _check_recording(search: SearchKind, experiment: Experiment) -> None:
             f"search.record: `all` needs every configuration up to its last round, but {search.alone_by} ends or "
             "changes some; record with kind grid, random or hedge, and replay the recording with `hedgerow replay`"
         )
-    if experiment.evaluation.ends_early:
-        key = "stop" if experiment.evaluation.stop else "patience"
-        raise UserError(f"search.record: `all` needs every round, but evaluation.{key} ends trials early; remove it")
+    if key := experiment.early_end:
+        raise UserError(f"search.record: `all` needs every round, but {key} ends trials early; remove it")
 
 
 def _check_noise(search: SearchKind, experiment: Experiment) -> None:

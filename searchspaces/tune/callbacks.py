@@ -20,7 +20,7 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
-from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import COPIES, members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
@@ -53,7 +53,7 @@ class SearchCallback(tune.Callback):
         spec: SearchSpec,
         lock: RunLock,
         show: ShowSearch | None,
-        tracker: Tracker | None,
+        tracker: MlflowLogger | None,
         notify: Callable[[str], None],
         classes: int,
     ):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.runs.mlflow_sync import push as push_run
 from hedgerow.platform.runs.run_command import resume_one
+from hedgerow.platform.runs.run_in_mlflow import push as push_run
 from hedgerow.platform.storage.remote import uri_of
 from hedgerow.platform.tracking.run_folder import find_run, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput

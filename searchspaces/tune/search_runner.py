@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,12 @@ from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.partition_summary import partition_record
+from hedgerow.platform.loggers.logger import Loggers
 from hedgerow.platform.privacy.accounting import composed
 from hedgerow.platform.runs.finished_run import saved_parameters
-from hedgerow.platform.runs.mlflow_sync import PUSHES, close_tracking, finish_push, save_final_model
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
-from hedgerow.platform.runs.runner import notifier, recorded
+from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model
+from hedgerow.platform.runs.runner import MLFLOW, notifier, recorded
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import checkpoint_of, checkpoint_warnings, latest_checkpoint
@@ -51,7 +51,7 @@ from hedgerow.platform.tracking.run_folder import (
     unfinished_run,
 )
 from hedgerow.platform.tracking.summary import left_out_warnings
-from hedgerow.platform.tracking.tracker import RunLog, Tracker
+from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
 from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
@@ -220,10 +220,12 @@ def _carry_out(
     spec: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
 ) -> FinishedSearch:
     tracking = spec.experiment.tracking
-    tracker = Tracker(lambda: open_search_store(folder), tracking.patience) if tracking.enabled else None
     warnings = changed_settings_warnings(folder)
+    # Trials have loggers of their own.
+    mlflow = logger_of_search(folder, spec, data, show, warnings) if tracking.enabled else None
+    loggers = Loggers([(MLFLOW, mlflow)] if mlflow else [], warnings.append)
     classes = data[0].classes if spec.experiment.task.loss.name == "cross_entropy" else 1
-    listener = SearchCallback(folder.path.absolute(), spec, lock, show, tracker, notifier(folder, warnings), classes)
+    listener = SearchCallback(folder.path.absolute(), spec, lock, show, mlflow, notifier(folder, warnings), classes)
     folder.keep_partition(partition_record(data[1], data[0]))
     folder.update(status="running")
     if show:
@@ -234,7 +236,7 @@ def _carry_out(
             show.state(int(trial.name), "waiting")
     homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
     warnings += [sentence for home in homes for sentence in checkpoint_warnings(home)]
-    with recorded(folder, lock, tracker) as termination, ray_session(address):
+    with recorded(folder, lock, loggers) as termination, ray_session(address):
         listener.termination, termination.saves = termination, True
         try:
             warnings += _tune(spec, folder, data, listener)
@@ -242,7 +244,7 @@ def _carry_out(
             if termination.came:
                 listener.save_trials()
             raise
-        warnings = list(dict.fromkeys([*warnings, *listener.warnings]))
+        warnings[:] = dict.fromkeys([*warnings, *listener.warnings])
         warnings += _privacy_warnings(spec, folder, len(data[1]))
         finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
@@ -258,9 +260,7 @@ def _carry_out(
         termination.check()
         with optional_figures(warnings.append):
             finished.draw()
-        if tracker:
-            model = partial(_save_best, finished, data)
-            warnings += close_tracking(tracker, folder, model, lambda store: store.tell_result(), show)
+        loggers.call("end", "finished", finished.summary)
     return replace(finished, warning="; ".join(warnings) or None)
 
 
@@ -499,35 +499,33 @@ def packs_of(folder: RunFolder, spec: SearchSpec, known: list[Overrides], room: 
 
 
 def push(name: str, show: object = None) -> list[str]:
-    """Send a search's local record to MLflow; see `platform.runs.mlflow_sync.push`."""
+    """Send a search's local record to MLflow; see `MlflowLogger.push`."""
     folder = find_run(name)
     spec = load_search(folder.experiment)
     require_named(spec.experiment.tracking.uri, str(folder))
-    tracker = Tracker(lambda: open_search_store(folder), PUSHES * spec.experiment.tracking.patience)
-    for record in RunLog(folder.metrics, HedgeRecord).read():
-        tracker.log({"expert": None, **record})
-    for trial in read_trials(folder):
-        for record in trial.records:
-            tracker.log({"expert": int(trial.name), **record})
+    hedge = [{"expert": None, **record} for record in RunLog(folder.metrics, HedgeRecord).read()]
+    trials = [{"expert": int(trial.name), **record} for trial in read_trials(folder) for record in trial.records]
+    return logger_of_search(folder, spec, None, show, [], PUSHES).push([*hedge, *trials])
+
+
+def logger_of_search(
+    folder: RunFolder, spec: SearchSpec, data: Data | None, show: object, warnings: list[str], times: int = 1
+) -> MlflowLogger:
+    """Logger of a search and all its trials; for the arguments see `run_in_mlflow.logger_of_run`."""
+
+    def open_store() -> Any:
+        # Importing mlflow takes seconds: done only here, in the tracker's thread.
+        from hedgerow.searchspaces.results.mlflow_search import SearchStore
+
+        return SearchStore(folder, spec)
 
     def save(target: Path) -> None:
-        _save_best(FinishedSearch.read(folder), same_data(folder, spec.experiment, None, fix="load"), target)
+        """Write the best trial's model in MLflow's format, if there is one and it has a checkpoint."""
+        if (best := FinishedSearch.read(folder).winner) is None:
+            return
+        trial, experiment = expert_folder(folder.path, int(best.name)), spec.trial(best.overrides)
+        if latest_checkpoint(trial.checkpoints):
+            known = data or same_data(folder, spec.experiment, None, fix="load")
+            save_final_model(experiment, known[0], saved_parameters(experiment, trial, known), target)
 
-    return finish_push(tracker, folder, save, lambda store: store.tell_result(), show)
-
-
-def open_search_store(folder: RunFolder) -> Any:
-    """MLflow runs of a search's folder, created on the first call and recorded in the run.json of each."""
-    # Importing mlflow takes seconds: done only here, in the tracker's thread.
-    from hedgerow.searchspaces.results.mlflow_search import SearchStore
-
-    return SearchStore(folder, load_search(folder.experiment))
-
-
-def _save_best(finished: FinishedSearch, data: Data, target: Path) -> None:
-    """Write the best trial's model in MLflow's format, if there is one and it has a checkpoint."""
-    if (best := finished.winner) is None:
-        return
-    folder, experiment = expert_folder(finished.folder.path, int(best.name)), finished.spec.trial(best.overrides)
-    if latest_checkpoint(folder.checkpoints):
-        save_final_model(experiment, data[0], saved_parameters(experiment, folder, data), target)
+    return MlflowLogger(folder, open_store, save, times * spec.experiment.tracking.patience, show, warnings)

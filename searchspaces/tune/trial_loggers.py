@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hedgerow.platform.config.logger_section import build_loggers
-from hedgerow.platform.loggers.run_logger import Loggers
+from hedgerow.platform.loggers.logger import LoggedRun, Loggers
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
@@ -32,10 +32,12 @@ class TrialLoggers:
             before = [earlier for earlier in RunLog(folder.metrics).read() if earlier["round"] < record["round"]]
             self.trials[index] = Loggers(build_loggers(sections), self.warn)
             settings = self.spec.experiment.model_dump(mode="json") | {"overrides": folder.record()["overrides"]}
-            self.trials[index].start(f"{self.folder.name}/{folder.name}", folder.path, settings, before)
-        self.trials[index].round(own)
+            run = LoggedRun(f"{self.folder.name}/{folder.name}", folder.path.absolute(), settings, before)
+            self.trials[index].call("start", run)
+        self.trials[index].call("log", own)
 
     def end(self, index: int, status: str) -> None:
         """Tell the loggers of a trial that it has ended."""
         if index in self.trials:
-            self.trials.pop(index).end(status, expert_folder(self.folder, index).record().get("summary", {}))
+            summary = expert_folder(self.folder, index).record().get("summary", {})
+            self.trials.pop(index).call("end", status, summary)

@@ -146,7 +146,7 @@ OWN = {
     "how-to/own-objective.md": ["logit_penalty.py"],
     "how-to/own-data.md": ["my_data.py", "my_partition.py"],
     "how-to/own-loss.md": ["demand.py"],
-    "how-to/loggers.md": ["my_callbacks.py"],
+    "how-to/loggers.md": ["stop_at.py", "smoothed.py"],
     "how-to/own-search.md": ["my_search.py"],
 }
 """Page -> files that it shows for code of one's own; the test of its blocks runs them."""

@@ -1,5 +1,6 @@
-"""Loggers next to MLflow: complete after a resume, without an effect on the numbers, and never the end of a run."""
+"""Loggers: complete after a resume, and what they decide is recorded; a failure is never the end of a run."""
 
+import math
 import random
 import struct
 from pathlib import Path
@@ -10,55 +11,128 @@ import torch
 import yaml
 from families import INLINE
 from ray_runs import small
+from searches import plan
 from tensorboardX.proto.event_pb2 import Event
 
-from hedgerow import RunLogger
+from hedgerow import Logger
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.loggers.metric_groups import grouped
+from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.storage.checkpoint import checkpoints, round_of
+from hedgerow.searchspaces.tune.search_runner import search
 
 CALLS = []
 
 
-class Meddling(RunLogger):
+class Meddling(Logger):
     """Changes all that it receives, and every global generator."""
 
     def __init__(self, name="meddling"):
         self.name = name
 
-    def on_start(self, run):
+    def start(self, run):
         CALLS.append(("start", len(run.history)))
         run.settings.clear()
 
-    def on_round(self, record):
-        CALLS.append(("round", record["round"]))
+    def log(self, record):
+        CALLS.append(("round", record["round"], record.get("test_accuracy")))
         record.clear()
         torch.manual_seed(1), np.random.seed(1), random.seed(1)
 
-    def on_evaluation(self, record):
-        CALLS.append(("evaluation", record["round"], record["test_accuracy"]))
+    def stop(self, record):
+        record.clear()
+        torch.manual_seed(1), np.random.seed(1), random.seed(1)
 
-    def on_end(self, status, summary):
+    def end(self, status, summary):
         CALLS.append(("end", status, summary.get("test_accuracy")))
 
 
-class Failing(RunLogger):
+class Failing(Logger):
     """Fails in its second round."""
 
-    def on_round(self, record):
+    def log(self, record):
         if record["round"] == 2:
             raise RuntimeError("out of ink")
         CALLS.append(("failing", record["round"]))
 
 
-class Misspelt(RunLogger):
-    def on_rond(self, record):
+class Misspelt(Logger):
+    def ad_metrics(self, record):
         raise AssertionError("never called")
 
 
+class Idle(Logger):
+    """Has no hook."""
+
+
+class Gap(Logger):
+    """Adds the mean training loss of the rounds so far, and the difference of the losses on the training and the test
+    samples.
+    """
+
+    def __init__(self):
+        self.losses = []
+
+    def add_metrics(self, record):
+        self.losses.append(record["train_loss"])
+        gap = {"loss_gap": record["test_loss"] - record["train_loss"]} if "test_loss" in record else {}
+        return {"mean_train_loss": sum(self.losses) / len(self.losses), **gap}
+
+
+class StopAt(Logger):
+    """Ends the run when a metric is not a number, or reaches its target."""
+
+    def __init__(self, metric, target):
+        self.metric, self.target = metric, target
+
+    def stop(self, record):
+        value = record.get(self.metric, -math.inf)
+        if math.isnan(value) or value >= self.target:
+            return f"{self.metric} is {value:g}"
+
+
+class KeepSecond(Logger):
+    """Keeps the checkpoint of round 2."""
+
+    def keep_checkpoint(self, record):
+        return record["round"] == 2
+
+
+class Undefined(Logger):
+    """Adds a metric that is not a number from round 2 on."""
+
+    def add_metrics(self, record):
+        return {"undefined": 1 if record["round"] == 1 else math.nan}
+
+
+class Taking(Logger):
+    """Adds another value under the name of a metric that the round has."""
+
+    def add_metrics(self, record):
+        return {"train_loss": 0}
+
+
+class Unreliable(Logger):
+    """Adds a value that depends on more than the records, and fails in round 3."""
+
+    added = 0
+
+    def add_metrics(self, record):
+        Unreliable.added += 1
+        return {"calls": Unreliable.added}
+
+
+class Broken(Logger):
+    """Adds a metric up to round 2, and fails then."""
+
+    def add_metrics(self, record):
+        return {"inverse": 1 / (3 - record["round"])}
+
+
 def experiment(folder, *also, **changes):
-    values = yaml.safe_load(dump_experiment(small(folder, **INLINE, **changes)))
+    values = yaml.safe_load(dump_experiment(small(folder, **{**INLINE, **changes})))
     values["tracking"] = {"enabled": False, "also": list(also)}
     return parse_experiment(values)
 
@@ -94,21 +168,20 @@ def test_a_callback_follows_the_run_and_cannot_change_it(tmp_path):
     rounds = len(plain.records)
     assert CALLS[0] == ("start", 0)
     assert [call[1] for call in CALLS if call[0] == "round"] == list(range(1, rounds + 1))
-    scores = [call[1:] for call in CALLS if call[0] == "evaluation"]
-    assert scores == [(r["round"], r["test_accuracy"]) for r in plain.records if "test_accuracy" in r]
+    assert [call[2] for call in CALLS if call[0] == "round"] == [r.get("test_accuracy") for r in plain.records]
     assert CALLS[-1] == ("end", "finished", plain.summary["test_accuracy"])
 
 
 def test_a_callback_may_be_named_twice_with_other_arguments(tmp_path):
     also = [{"name": f"{__name__}.Meddling", "args": {"name": name}} for name in ("one", "two")]
     run(experiment(tmp_path, *also, rounds=1))
-    assert [call[0] for call in CALLS] == [*["start"] * 2, *["round", "evaluation"] * 2, *["end"] * 2]
+    assert [call[0] for call in CALLS] == [*["start"] * 2, *["round"] * 2, *["end"] * 2]
 
 
 def test_a_callback_that_fails_is_reported_and_the_run_goes_on(tmp_path):
     finished = run(experiment(tmp_path, f"{__name__}.Failing"))
     assert CALLS == [("failing", 1)]
-    assert "Failing failed in on_round (RuntimeError: out of ink) and was switched off" in finished.warning
+    assert "Failing failed in log (RuntimeError: out of ink) and was switched off" in finished.warning
     assert finished.folder.record()["status"] == "finished"
 
 
@@ -135,13 +208,122 @@ def test_weights_and_biases_receives_a_run_offline(tmp_path, monkeypatch):
     assert written.stat().st_size > 0
 
 
+def interrupted(chosen, at):
+    """The run of an experiment that fails after a round, resumed."""
+
+    def fail(record):
+        if record["round"] == at:
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        run(chosen, show=fail)
+    (folder,) = Path(chosen.output).glob("small-*")
+    return resume(str(folder))
+
+
+def test_added_metrics_are_recorded_once_and_change_no_other_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+    plain = run(experiment(tmp_path / "plain"))
+    chosen = experiment(tmp_path / "added", f"{__name__}.Gap", checkpoints__every=1)
+    added = run(chosen)
+    losses = [record["train_loss"] for record in plain.records]
+    pairs = zip(without_clock(plain.records), without_clock(added.records), strict=True)
+    for number, (record, mine) in enumerate(pairs, start=1):
+        assert mine.pop("mean_train_loss") == sum(losses[:number]) / number
+        if "test_loss" in record:
+            assert mine.pop("loss_gap") == record["test_loss"] - record["train_loss"]
+        assert mine == record
+    again = interrupted(experiment(tmp_path / "resumed", f"{__name__}.Gap", checkpoints__every=1), 3)
+    assert without_clock(again.records) == without_clock(added.records)
+    assert added.summary["report"].keys() == {"mean_train_loss", "loss_gap"}
+
+
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+@pytest.mark.usefixtures("ray_here")
+def test_a_logger_ends_the_run_and_a_resume_ends_it_in_the_same_round(executor, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+    plain = run(experiment(tmp_path / "plain"))
+    third = plain.records[2]["test_accuracy"]
+    assert max(record["test_accuracy"] for record in plain.records[:2]) < third
+    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "test_accuracy", "target": third}}
+
+    def chosen(folder):
+        return experiment(tmp_path / folder, stopping, resources__executor=executor, checkpoints__every=1)
+
+    ended = run(chosen("ended"))
+    assert without_clock(ended.records) == without_clock(plain.records[:3])
+    reason = f"test_accuracy is {third:g} ({__name__}.StopAt)"
+    assert (ended.status, ended.ended, ended.folder.record()["ended"]) == ("finished", reason, reason)
+    for at in (2, 3):
+        again = interrupted(chosen(f"resumed{at}"), at)
+        assert (again.status, again.ended) == ("finished", reason)
+        assert without_clock(again.records) == without_clock(ended.records)
+
+
+def test_a_metric_that_is_not_a_number_ends_the_run_also_one_that_a_later_logger_adds(tmp_path):
+    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "undefined", "target": math.inf}}
+    ended = run(experiment(tmp_path, stopping, f"{__name__}.Undefined"))
+    assert ended.ended == f"undefined is nan ({__name__}.StopAt)"
+    first, second = (record["undefined"] for record in ended.records)
+    assert first == 1
+    assert math.isnan(second)
+
+
+def test_a_logger_keeps_the_checkpoint_of_a_round(tmp_path):
+    kept = run(experiment(tmp_path, f"{__name__}.KeepSecond", checkpoints={"every": 1, "keep": 1}))
+    assert [round_of(folder) for folder in checkpoints(kept.folder.checkpoints)] == [2, 4]
+
+
+def test_a_deciding_logger_that_fails_is_reported_and_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+    for finished in (
+        run(experiment(tmp_path / "one", f"{__name__}.Broken")),
+        interrupted(experiment(tmp_path / "two", f"{__name__}.Broken", checkpoints__every=1), 4),
+    ):
+        assert [record.get("inverse") for record in finished.records] == [0.5, 1.0, None, None]
+        said = "Broken failed in add_metrics (ZeroDivisionError: division by zero) and was switched off"
+        assert finished.warning.count(said) == 1
+        assert finished.status == "finished"
+
+
+def test_a_metric_under_the_name_of_another_one_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"Taking adds train_loss = 0.0 to round 1, which has .*another name"):
+        run(experiment(tmp_path, f"{__name__}.Taking"))
+
+
+def test_a_metric_that_depends_on_more_than_the_records_ends_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+    with pytest.raises(UserError, match=r"Unreliable adds calls = .* to round 1, which has calls = .*records alone"):
+        interrupted(experiment(tmp_path, f"{__name__}.Unreliable", checkpoints__every=1), 2)
+
+
+def test_hedge_refuses_a_logger_that_ends_runs(tmp_path):
+    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "round", "target": 2}}
+    with pytest.raises(UserError, match=r"tracking.also \(.*StopAt\) cannot be used with kind hedge"):
+        plan(tmp_path, tracking__also=[stopping])
+
+
+@pytest.mark.exhaustive("processes")
+@pytest.mark.usefixtures("ray_here")
+def test_loggers_decide_in_each_trial_of_a_search(tmp_path):
+    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "round", "target": 2}}
+    grid = {"kind": "grid", "space": {"algorithm.lr": [0.01, 0.3]}}
+    done = search(plan(tmp_path, tracking__also=[f"{__name__}.Gap", stopping], search=grid))
+    assert [trial.status for trial in done.trials] == ["finished"] * 2
+    for trial in done.trials:
+        assert [record["round"] for record in trial.records] == [1, 2]
+        losses = [record["train_loss"] for record in trial.records]
+        assert [record["mean_train_loss"] for record in trial.records] == [losses[0], sum(losses) / 2]
+
+
 @pytest.mark.parametrize(
     ("also", "said"),
     [
-        ("tensorbord", "tracking.also.0.*'tensorbord' is not a run logger; did you mean 'tensorboard'"),
+        ("tensorbord", "tracking.also.0.*'tensorbord' is not a logger; did you mean 'tensorboard'"),
         ({"name": f"{__name__}.Meddling", "args": {"colour": 1}}, "cannot be created from its args"),
-        (f"{__name__}.Misspelt", "has a method on_rond, which is never called; did you mean 'on_round'"),
-        (f"{__name__}.fresh", "is not a run logger; name a class that derives from RunLogger"),
+        (f"{__name__}.Misspelt", "has a method ad_metrics, which is never called; did you mean 'add_metrics'"),
+        (f"{__name__}.Idle", "has no hook"),
+        (f"{__name__}.fresh", "is not a logger; name a class that derives from Logger"),
     ],
 )
 def test_a_wrong_logger_ends_before_any_work(tmp_path, also, said):

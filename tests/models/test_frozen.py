@@ -8,7 +8,7 @@ import hedgerow
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runs.mlflow_sync import save_final_model
+from hedgerow.platform.runs.run_in_mlflow import save_final_model
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import build_data, build_module, check
 from hedgerow.platform.runtime.launch import build_coordinator

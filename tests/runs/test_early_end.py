@@ -14,7 +14,7 @@ from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runtime.factory import build_data
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
-from hedgerow.platform.tracking.best_round import BestRound
+from hedgerow.platform.tracking.decisions import BestRound
 
 SETTINGS = {
     "rounds": 16,
@@ -118,9 +118,9 @@ def test_patience_ends_a_run_where_the_records_of_a_full_run_say(metric, evaluat
 def test_a_metric_that_is_never_a_number_never_improves():
     best = BestRound("test_loss", records=[{"round": n, "test_loss": math.nan} for n in (1, 2)])
     assert (best.round, best.since) == (None, 2)
-    assert best.note({"round": 3, "test_loss": 1.0})
-    assert not best.note({"round": 4})
-    assert not best.note({"round": 5, "test_loss": 1.0})
+    assert best.keep_checkpoint({"round": 3, "test_loss": 1.0})
+    assert not best.keep_checkpoint({"round": 4})
+    assert not best.keep_checkpoint({"round": 5, "test_loss": 1.0})
     assert (best.round, best.since) == (3, 1)
 
 

@@ -147,7 +147,7 @@ def test_runs_are_of_one_experiment_when_their_arrays_are_equal(tmp_path):
     assert digest == f"{record['data']['dataset'][:8]}-{record['data']['partition'][:8]}"
     assert json.loads(source)["content"] == record["data"]
     assert data_digest(runs["c"].record(), experiment)[0] != digest
-    assert tags(record, experiment)["data"] == "test"
+    assert tags(record, experiment)["dataset"] == "test"
     assert "learns `mlp` on `test`" in run_text(runs["a"])
 
 

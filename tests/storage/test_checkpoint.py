@@ -194,16 +194,16 @@ def test_damaged_checkpoints_do_not_count_among_those_that_are_kept(tmp_path):
 
 def test_the_best_checkpoint_is_kept_in_addition_to_the_newest_ones(tmp_path):
     rounds = {round: written(tmp_path, round) for round in (3, 5, 10, 15)}
-    prune(tmp_path, 2, rounds[15], best=3)
+    prune(tmp_path, 2, rounds[15], kept={3})
     assert checkpoints(tmp_path) == [rounds[3], rounds[10], rounds[15]]
-    prune(tmp_path, 1, rounds[15], best=15)
+    prune(tmp_path, 1, rounds[15], kept={15})
     assert checkpoints(tmp_path) == [rounds[10], rounds[15]]
     # One that is damaged, or that belongs to an abandoned course, is no best one.
     cut(rounds[10] / "server.safetensors")
-    prune(tmp_path, 1, rounds[15], best=10)
+    prune(tmp_path, 1, rounds[15], kept={10})
     assert checkpoints(tmp_path) == [rounds[15]]
     newest = written(tmp_path, 12)
-    prune(tmp_path, 1, newest, best=15)
+    prune(tmp_path, 1, newest, kept={15})
     assert checkpoints(tmp_path) == [newest]
 
 

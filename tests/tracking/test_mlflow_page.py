@@ -50,7 +50,13 @@ def test_lines_lie_beneath_their_table_and_trials_beneath_their_line(finished, r
 
 
 def test_tags_name_what_one_looks_for(finished, runs):
-    wanted = {"algorithm": "toys.Stateful", "data": "digits", "partition": "dirichlet", "model": "mlp", "clients": "12"}
+    wanted = {
+        "algorithm": "toys.Stateful",
+        "dataset": "digits",
+        "partition": "dirichlet",
+        "model": "mlp",
+        "clients": "12",
+    }
     for name in (finished.folder.name, "000 Slow", "001 Fast"):
         told = runs[name].data.tags
         assert wanted.items() <= told.items()
@@ -121,7 +127,7 @@ def test_the_page_of_a_run_shows_its_name_description_tags_metrics_and_charts(pa
     page.get_by_role("row", name=f"test accuracy {percent(last['test_accuracy'])}", exact=True).wait_for()
     said = " ".join(page.get_by_role("main").inner_text().split())
     assert "toys.Stateful learns mlp on digits: 12 clients by dirichlet, 50 % of them" in said
-    for tag, value in (("algorithm", "toys.Stateful"), ("data", "digits"), ("clients", "12"), ("seed", "0")):
+    for tag, value in (("algorithm", "toys.Stateful"), ("dataset", "digits"), ("clients", "12"), ("seed", "0")):
         assert f"{tag} : {value}" in said
     page.get_by_role("row", name=f"test/accuracy {last['test_accuracy']}", exact=True).wait_for()
     page.goto(f"{home}/model-metrics")

@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from tracked_runs import small
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.runs.mlflow_sync import push
+from hedgerow.platform.runs.run_in_mlflow import push
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import MlflowPlace, default_uri, experiment_id, open_client
 

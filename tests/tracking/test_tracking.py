@@ -26,10 +26,11 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.loggers.metric_groups import SAMPLES, grouped, hedge_grouped
 from hedgerow.platform.runs import runner
-from hedgerow.platform.runs.mlflow_sync import push
+from hedgerow.platform.runs.run_in_mlflow import push
 from hedgerow.platform.runs.runner import run
-from hedgerow.platform.tracking.mlflow_store import default_uri
-from hedgerow.platform.tracking.tracker import RunLog, Tracker, flatten_params
+from hedgerow.platform.tracking.mlflow_store import MlflowStore, default_uri
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog, flatten_params
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS
 
 
@@ -55,21 +56,43 @@ def test_every_round_parameter_and_tag_arrives(finished, recorded):
     client, entry = recorded
     assert entry.info.status == "FINISHED"
     assert entry.info.run_name == finished.folder.name
-    for key in ("test_accuracy", "train_loss", "transmissions", "client_accuracy_worst10", "scalars_up"):
+    for key in ("test_accuracy", "train_loss", "transmissions", "client_accuracy_worst10", "seconds"):
         history = client.get_metric_history(entry.info.run_id, grouped(key))
         assert [m.step for m in history] == [1, 2, 3, 4, 5]
         assert [m.value for m in history] == [record[key] for record in finished.records]
     assert entry.data.params["algorithm.lr"] == "0.2"
     assert entry.data.params["task.partition.clients"] == "10"
     assert entry.data.params["algorithm.momentum"] == "0.0"
+    assert "None" not in entry.data.params.values()
+    for key in ("test_accuracy", "test_loss"):
+        (result,) = client.get_metric_history(entry.info.run_id, key)
+        assert (result.step, result.value) == (5, finished.summary[key])
+    assert (entry.data.tags["algorithm"], entry.data.tags["dataset"]) == ("fedavg", "digits")
     assert entry.data.tags["torch"] == torch.__version__.split("+")[0]
     assert "git_commit" in entry.data.tags
+
+
+def test_counts_are_recorded_where_they_change(tmp_path):
+    done = run(small(tmp_path, enabled=False))
+    store = MlflowStore(done.experiment, done.folder.name, {}, {}, done.folder)
+    dropped = [0, 0, 0, 2, 2, 2, 1, 0, 0]
+    records = [{**done.records[0], "round": i, "dropped": value} for i, value in enumerate(dropped, start=1)]
+    # In two calls, as they come while a run trains.
+    store.log(records[:5])
+    store.log(records[5:])
+    for key, expected in {
+        "dropped": [(1, 0), (3, 0), (4, 2), (6, 2), (7, 1), (8, 0)],
+        "participants": [(1, done.records[0]["participants"])],
+        "test_accuracy": [(i, done.records[0]["test_accuracy"]) for i in range(1, 10)],
+    }.items():
+        history = store.client.get_metric_history(store.run_id, grouped(key))
+        assert [(metric.step, metric.value) for metric in history] == expected
 
 
 def test_the_files_arrive(recorded):
     client, entry = recorded
     names = {file.path for file in client.list_artifacts(entry.info.run_id)}
-    assert {"experiment.yaml", "run.json", "metrics.jsonl", "figures"} <= names
+    assert names == {"experiment.yaml", "run.json", "metrics.jsonl", "partition.json", "figures"}
     figures = {file.path for file in client.list_artifacts(entry.info.run_id, "figures")}
     assert "figures/curves_by_round.png" in figures
 
@@ -78,6 +101,10 @@ def test_the_model_loads_and_predicts_the_same(finished, recorded):
     client, entry = recorded
     (model,) = client.search_logged_models([entry.info.experiment_id])
     assert model.source_run_id == entry.info.run_id
+    assert model.params == entry.data.params
+    assert {metric.key: metric.value for metric in model.metrics} == {
+        key: finished.summary[key] for key in ("test_accuracy", "test_loss")
+    }
     previous = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(default_uri(finished.folder.path.parent))
     try:
@@ -311,7 +338,7 @@ def test_a_run_that_fails_is_not_left_running(tmp_path):
     assert client.get_run(record["mlflow_run_id"]).info.status == "KILLED"
 
 
-def test_logging_never_waits_for_the_store():
+def test_logging_never_waits_for_the_store(tmp_path):
     received = []
 
     class Slow:
@@ -319,18 +346,21 @@ def test_logging_never_waits_for_the_store():
             time.sleep(0.2)
             received.extend(records)
 
-    tracker = Tracker(Slow, patience=300)
+        def finish(self, models):
+            assert not models
+
+    logger = MlflowLogger(RunFolder(tmp_path), Slow, lambda target: None, patience=300)
     start = time.perf_counter()
     for number in range(100):
-        tracker.log({"round": number})
+        logger.log({"round": number})
     assert time.perf_counter() - start < 0.2
-    tracker.finish(lambda store: None)
+    logger.end("finished", {})
     assert [record["round"] for record in received] == list(range(100))
-    assert tracker.error is None
+    assert logger.error is None
 
 
 def test_parameters_are_flattened():
-    assert flatten_params({"a": {"b": 0.1, "c": {"d": None}}, "e": [1]}) == {"a.b": "0.1", "a.c.d": "None", "e": "[1]"}
+    assert flatten_params({"a": {"b": 0.1, "c": {"d": None}}, "e": [1]}) == {"a.b": "0.1", "e": "[1]"}
 
 
 @pytest.mark.parametrize(

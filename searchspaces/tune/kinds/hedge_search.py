@@ -160,10 +160,9 @@ class HedgeSearch(SearchKind):
             raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
         if self.comeback is not None:
             self._check_comeback(experiment)
-        if experiment.evaluation.ends_early:
-            key = "stop" if experiment.evaluation.stop else "patience"
+        if key := experiment.early_end:
             raise UserError(
-                f"evaluation.{key} cannot be used with kind hedge, which weights all experts in every round; remove it"
+                f"{key} cannot be used with kind hedge, which weights all experts in every round; remove it"
             )
         if self.rate in ("tuned", "exp3", "exp3_ix") and experiment.evaluation.every > experiment.rounds:
             raise UserError(f"search.rate: `{self.rate}` needs at least one evaluated round; lower evaluation.every")

@@ -97,7 +97,7 @@ class StudySearcher(Searcher):
         super().__init__(metric=metric, mode=mode)
         self.study, self.space, self.values = study, space, setup.values
         experiment, search = setup.experiment, setup.journal.parent.name
-        self.search, self.rounds, self.stops = search, experiment.rounds, experiment.evaluation.ends_early
+        self.search, self.rounds, self.stops = search, experiment.rounds, experiment.early_end is not None
         self.points = list(setup.configurations)
         self.stored = {one.user_attrs[TRIAL]: one for one in study.get_trials() if one.user_attrs.get(SEARCH) == search}
         self.sampler, self.seed = sampler, experiment.seed

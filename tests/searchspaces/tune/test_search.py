@@ -121,10 +121,34 @@ class TestHedge:
         assert {"experiment.yaml", "run.json", "metrics.jsonl", "results.csv", "results.md", "figures"} <= artifacts
         mlflow.set_tracking_uri(default_uri(tracked.folder.path.parent))
         (model,) = mlflow.search_logged_models(output_format="list", experiment_ids=[runs[0].info.experiment_id])
-        assert model.source_run_id == parent_id
-        # The model is the winner's, and so are its parameters.
-        assert float(model.params["algorithm.lr"]) == tracked.best.overrides["algorithm.lr"]
+        # The model is the winner's, and so are its parameters and scores.
+        (winner,) = [child for child in children if child.data.tags.get("winner") == "true"]
+        assert winner.data.tags["expert"] == tracked.best.name
+        assert (model.source_run_id, model.params) == (winner.info.run_id, winner.data.params)
         assert float(model.params["algorithm.pull"]) == tracked.best.overrides["algorithm.pull"]
+        assert {metric.key: metric.value for metric in model.metrics} == tracked.winner_scores
+        parent = client.get_run(parent_id)
+        assert [output.model_id for output in parent.outputs.model_outputs] == [model.model_id]
+
+    def test_a_search_shows_its_winner_and_no_value_of_what_it_searched(self, tracked):
+        client, runs = runs_of(tracked)
+        (parent,) = [found for found in runs if found.info.run_id == tracked.folder.record()["mlflow_run_id"]]
+        metrics, scores = parent.data.metrics, tracked.winner_scores
+        assert {"validation_accuracy", "test_accuracy", "test_loss"} <= scores.keys()
+        assert scores.items() <= metrics.items()
+        assert {f"winner/{name}": value for name, value in scores.items()}.items() <= metrics.items()
+        assert metrics["winner/trial"] == int(tracked.best.name)
+        assert not parent.data.params.keys() & tracked.best.settings.keys()
+        assert parent.data.params["algorithm.batch_size"] == "8"
+        for key, value in tracked.best.settings.items():
+            assert parent.data.tags[f"winner/{key}"] == str(value)
+        assert (parent.data.tags["algorithm"], parent.data.tags["dataset"]) == ("toys.Stateful", "digits")
+        for child in (found for found in runs if found is not parent):
+            expert = int(child.data.tags["expert"])
+            weights = client.get_metric_history(child.info.run_id, "hedge/weight")
+            assert [(m.step, m.value) for m in weights] == [(r["round"], r["weights"][expert]) for r in tracked.hedge]
+            assert child.data.metrics["test_accuracy"] == tracked.trials[expert].records[-1]["test_accuracy"]
+            assert [file.path for file in client.list_artifacts(child.info.run_id)] == ["experiment.yaml"]
 
     def test_a_store_that_is_made_anew_ends_the_runs_of_the_one_before(self, tracked):
         client, runs = runs_of(tracked)
@@ -157,7 +181,10 @@ class TestHedge:
         assert len(runs) == 5
         assert {found.info.status for found in runs} == {"FINISHED"}
         (model,) = client.search_logged_models([runs[0].info.experiment_id])
-        assert model.source_run_id == finished.folder.record()["mlflow_run_id"]
+        assert (
+            model.source_run_id
+            == expert_folder(finished.folder.path, int(finished.best.name)).record()["mlflow_run_id"]
+        )
 
 
 @pytest.mark.usefixtures("ray_here")
