@@ -114,10 +114,13 @@ class RunRecord(Ended):
 
 
 class CopyRecord(Record):
-    """Number of a trial whose model another one took over, the round of that model, and the configuration after it."""
+    """Number of a trial whose model another one took over, the round of that model, and the configurations of the
+    rounds up to it and after it.
+    """
 
     donor: int = Field(ge=0)
     round: int = Field(ge=1)
+    donor_overrides: dict[str, Any]
     overrides: dict[str, Any]
 
 
