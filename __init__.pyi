@@ -62,7 +62,12 @@ from hedgerow.platform.data.sources.source import Source as Source
 from hedgerow.platform.loggers.logger import Logger as Logger
 from hedgerow.platform.runtime.factory import build_data as build_data
 from hedgerow.platform.runtime.factory import build_partition as build_partition
+from hedgerow.searchspaces.hedge.scheduler import HedgeHooks as HedgeHooks
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler as HedgeScheduler
+from hedgerow.searchspaces.hedge.scheduler import TrialRules as TrialRules
+from hedgerow.searchspaces.hedge.standing import HedgeStanding as HedgeStanding
+from hedgerow.searchspaces.hedge.weight_callback import HedgeCallback as HedgeCallback
+from hedgerow.searchspaces.hedge.weights import AdaHedge as AdaHedge
 from hedgerow.searchspaces.hedge.weights import Hedge as Hedge
 from hedgerow.searchspaces.spaces.search_file import load_search as load_search
 from hedgerow.searchspaces.spaces.search_file import parse_search as parse_search

@@ -63,7 +63,7 @@ class OnlineClassifier(tune.Trainable):
 
 def main() -> None:
     ray.init("local", log_to_driver=False, logging_level="ERROR")
-    scheduler = HedgeScheduler(len(RATES), metric="error", mode="min", range=(0, 1))
+    scheduler = HedgeScheduler(metric="error", mode="min", range=(0, 1))
     tuner = tune.Tuner(
         OnlineClassifier,
         param_space={"rate": tune.grid_search(RATES)},

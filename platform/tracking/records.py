@@ -114,10 +114,13 @@ class RunRecord(Ended):
 
 
 class CopyRecord(Record):
-    """Number of a trial whose model another one took over, the round of that model, and the configuration after it."""
+    """Number of a trial whose model another one took over, the round of that model, and the configurations of the
+    rounds up to it and after it.
+    """
 
     donor: int = Field(ge=0)
     round: int = Field(ge=1)
+    donor_overrides: dict[str, Any]
     overrides: dict[str, Any]
 
 
@@ -188,8 +191,8 @@ class HedgeRecord(Record):
 
 
 class JournalEntry(Record):
-    """One line of Hedge's journal: the search; an expert's configuration, its metrics in a round, or its end; or the
-    score of the mixture in a complete round.
+    """One line of Hedge's journal: the search; an expert's configuration (and trial), its metrics in a round, or its
+    end; the score of the mixture in a complete round; or the weights after it.
     """
 
     __pydantic_extra__: dict[str, float] = Field(init=False)
@@ -203,13 +206,20 @@ class JournalEntry(Record):
     round: int | None = Field(None, ge=1)
     retired: bool | None = None
     mixed: int | None = Field(None, ge=1)
+    trial: str | None = None
+    complete: int | None = Field(None, ge=1)
+    weights: list[float] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         of_expert = [value for value in (self.configuration, self.round, self.retired) if value is not None]
-        others = (self.experts is not None) + (self.mixed is not None)
+        others = sum(value is not None for value in (self.experts, self.mixed, self.complete))
         if len(of_expert) + others != 1 or (self.expert is None) == bool(of_expert):
-            raise ValueError("either `experts`, `mixed`, or `expert` with `configuration`, `round` or `retired`")
+            raise ValueError(
+                "either `experts`, `mixed`, `complete`, or `expert` with `configuration`, `round` or `retired`"
+            )
+        if (self.complete is None) != (self.weights is None):
+            raise ValueError("`complete` comes with `weights`")
         if self.mixed is not None and not {"accuracy", "loss"} <= (self.model_extra or {}).keys():
             raise ValueError("`mixed` comes with `accuracy` and `loss`")
         return self

@@ -56,10 +56,11 @@ class HedgeRounds:
 
     All data are indexed by expert, so the weights do not depend on the order of reports.
 
-    hedge: weights of the experts. metric, mode: objective. A metric to be maximised is an accuracy a in [0, 1], with
-    loss 1 - a. range: (low, high) of a metric m to be minimised, with loss (m - low) / (high - low), clipped to [0, 1];
-    None: the loss is m itself, and `hedge` must be an AdaHedge, the only rule that needs no range. A metric that is not
-    finite counts as the worst loss: 1 or, without a range, the largest loss so far.
+    hedge: weights of the experts. metric, mode: objective. range: (low, high) of a metric m, with loss
+    (m - low) / (high - low) or, if m is to be maximised, (high - m) / (high - low), clipped to [0, 1]. None: a metric
+    to be maximised is an accuracy a in [0, 1], with loss 1 - a; otherwise, the loss is m itself, and `hedge` must be an
+    AdaHedge, the only rule that needs no range. A metric that is not finite counts as the worst loss: 1 or, without a
+    range, the largest loss so far.
     missing: cost of a failed expert in every later round: the worst loss ("penalise"), or none, with its weight kept
     ("skip"). averaged: metrics whose weighted mean is recorded. journal: file to which every report is appended, and
     from which an interrupted search continues. on_round: called with the record of every complete round. seed: of the
@@ -96,8 +97,12 @@ class HedgeRounds:
         self._worst = 1.0 if mode == "max" or range else -math.inf
         self._seen = self._clipped = 0
         self._spread = LossSpread()
+        self.complete = 0
+        """Latest complete round; 0: none."""
         self.journal: Path | None = None
         self._configurations: dict[int, str] = {}
+        self.trials: dict[int, str] = {}
+        """Identifier of each expert's trial, if `enter` was given one."""
         self._mixed: dict[int, Score] = {}
         if journal is not None:
             self.open(journal)
@@ -122,14 +127,31 @@ class HedgeRounds:
         if not entries:
             self._write(self._head)
 
-    def enter(self, expert: int, configuration: str) -> None:
-        """Record the identifier of an expert's configuration. Raises UserError when the journal has another one."""
+    def enter(self, expert: int, configuration: str, trial: str | None = None) -> None:
+        """Record the identifiers of an expert's configuration and trial. Raises UserError when the journal has another
+        configuration.
+        """
         known = self._configurations.get(expert)
-        if known is None:
-            self._configurations[expert] = configuration
-            self._write({"expert": expert, "configuration": configuration})
-        elif known != configuration:
+        if known not in (None, configuration):
             raise self._stranger(f"expert {expert} has another configuration in it")
+        if known is None or self.trials.get(expert) != trial:
+            entry = {"expert": expert, "configuration": configuration} | ({} if trial is None else {"trial": trial})
+            self._enter(entry)
+            self._write(entry)
+
+    def find(self, configuration: str) -> list[int]:
+        """Experts with this identifier of a configuration."""
+        return [expert for expert, known in self._configurations.items() if known == configuration]
+
+    def _enter(self, entry: RoundRecord) -> None:
+        self._configurations[entry["expert"]] = entry["configuration"]
+        if "trial" in entry:
+            self.trials[entry["expert"]] = entry["trial"]
+
+    def write_standing(self) -> None:
+        """Append the weights after the latest complete round to the journal, for `read_standing`."""
+        hedge, weights = self.hedge, self.weights.tolist()
+        self._write({"complete": self.complete, "weights": weights, "regret": hedge.regret, "bound": hedge.bound()})
 
     def report(self, expert: int, round: int, metrics: RoundRecord) -> None:
         """Record an expert's metrics of one round, and process the rounds that are complete now."""
@@ -164,6 +186,7 @@ class HedgeRounds:
             row = {one: metrics for one, metrics in self._waiting.pop(round).items() if not self.is_stopped(one)}
             if not row:
                 continue
+            self.complete = round
             present = np.isin(np.arange(len(self.latest)), list(row))
             records.append(self._one_round(round, row, present))
             if self.deployment is not None and self.deployment.is_due(round):
@@ -364,23 +387,22 @@ class HedgeRounds:
     def _loss(self, value: float, worst: float) -> float:
         if not math.isfinite(value):
             return worst
-        if self.mode == "max":
-            # A mean of accuracies of 1 may be off by a rounding error.
-            return min(max(1.0 - value, 0.0), 1.0)
         if self.range is None:
-            return value
+            # A mean of accuracies of 1 may be off by a rounding error.
+            return value if self.mode == "min" else min(max(1.0 - value, 0.0), 1.0)
         low, high = self.range
-        scaled = (value - low) / (high - low)
+        scaled = ((value - low) if self.mode == "min" else (high - value)) / (high - low)
         self._seen += 1
         self._clipped += not 0 <= scaled <= 1
         return min(max(scaled, 0.0), 1.0)
 
     def _check_accuracy(self, value: float, expert: int, round: int) -> None:
-        if self.mode == "max" and math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
+        unscaled = self.mode == "max" and self.range is None
+        if unscaled and math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
             raise UserError(
-                f"search.metric: expert {expert} reported {self.metric} = {value:g} in round {round}, but a metric to "
-                "be maximised must be an accuracy between 0 and 1; report a fraction instead of a percentage (or set "
-                "`mode: min` for a loss)"
+                f"metric: expert {expert} reported {self.metric} = {value:g} in round {round}, but a metric to be "
+                "maximised without `range` must be an accuracy between 0 and 1; report a fraction instead of a "
+                "percentage, or set `range` (or mode min for a loss)"
             )
 
     def _mean(self, name: str, row: dict[int, RoundRecord]) -> float | None:
@@ -412,7 +434,7 @@ class HedgeRounds:
         if expert >= len(self.latest):
             raise self._stranger(f"it contains a report of expert {expert}")
         if "configuration" in entry:
-            self._configurations[expert] = entry["configuration"]
+            self._enter(entry)
         elif "retired" in entry:
             self._drop(expert, entry["retired"])
         elif "round" in entry:
@@ -427,16 +449,19 @@ class HedgeRounds:
         )
 
 
+def renumber(journal: Path, experts: int) -> None:
+    """Set the number of experts of a journal."""
+    head, *entries = read_objects(journal, JournalEntry)
+    entries = [{**head, "experts": experts}, *(entry for entry in entries if "complete" not in entry)]
+    write_whole(journal, _lines(entries))
+
+
 def _lines(entries: Iterable[RoundRecord]) -> str:
     return "".join(seal(entry) + "\n" for entry in entries)
 
 
 def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:
     """Check that losses have the range that Hedge's rule needs. scale_free: the rule is AdaHedge. Raises UserError."""
-    if range is not None and mode == "max":
-        raise UserError(
-            "search.range: a metric to be maximised is an accuracy between 0 and 1; remove `range`, or set `mode: min`"
-        )
     if range is not None and not (len(range) == 2 and -math.inf < range[0] < range[1] < math.inf):
         raise UserError(f"search.range takes two finite numbers [low, high] with low < high, not {list(range)}")
     if range is None and mode == "min" and not scale_free:
@@ -454,7 +479,6 @@ def _number(value: Any, name: str, expert: int, round: int) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
         raise UserError(
-            f"search.metric: expert {expert} reported {name} = {shown} in round {round}, which is not a number; report "
-            "a number between 0 and 1 (or set `mode: min` for a loss)"
+            f"metric: expert {expert} reported {name} = {shown} in round {round}, which is not a number; report one"
         )
     return float(value)

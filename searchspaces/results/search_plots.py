@@ -91,7 +91,8 @@ def theta_chart(one: Distribution, whose: str = "") -> Chart:
 def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
     """Draws every trial as a line across one axis per searched key, ending at its final metric.
 
-    Darker lines are better, and the best line is thick; a dashed grey line ends at "-": diverged or without the metric.
+    Darker lines are better, and the best line is thick; a dashed grey line ends at "-": failed, diverged or without the
+    metric.
     An axis is logarithmic if its values span more than 1.5 decades, and categorical if they are not numbers.
     """
     from matplotlib import colormaps
@@ -99,7 +100,7 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
     keys = searched_keys(trials)
     names = short_names(keys)
     order = ranked(trials, metric, mode)[::-1]
-    finals = [_finite(final_value(trial.records, metric)) for trial in order]
+    finals = [final_value(trial.records, metric) if trial.can_win(metric) else None for trial in order]
     figure = new_figure(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
     axes = figure.subplots()
     heights = []
@@ -177,7 +178,3 @@ def _scale(column: list[Any], text: Callable[[Any], str]) -> tuple[list[float], 
             if all(abs(place(value) - other) > 0.05 for other in ticks):
                 ticks[place(value)] = text(value)
     return places, ticks | ({ABSENT: "-"} if None in column else {})
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -50,7 +50,7 @@ class SearchTable:
         self._seen: list[RoundRecord] = [{"round": 0} for _ in labels]
         self._states = ["waiting"] * len(labels)
         self._hedge: RoundRecord | None = None
-        self._best: tuple[float, str] | None = None
+        self._best: dict[int, float] = {}
         self._done = self._printed = 0
         # The table is built only when it is drawn, so that a record only needs to be stored.
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
@@ -76,8 +76,8 @@ class SearchTable:
         value = record.get(self.metric, math.nan)
         self._values[index][record["round"]] = value
         # Best over all rounds: a later drop in accuracy does not change it.
-        if math.isfinite(value) and (self._best is None or self._sign * value < self._sign * self._best[0]):
-            self._best = value, self.labels[index]
+        if math.isfinite(value) and self._sign * value < self._sign * self._best.get(index, self._sign * math.inf):
+            self._best[index] = value
         tenth = len(self.labels) * self.rounds / 10
         if not self.console.is_terminal and self._hedge is None and self._done // tenth > self._printed // tenth:
             self._printed = self._done
@@ -113,11 +113,11 @@ class SearchTable:
 
     def _sweep_line(self) -> str:
         line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials"
-        if self._best:
-            return f"{line}, best {self._text(self._best[0])} ({self._best[1]})"
-        leading = self._order()[0]
-        value = self._seen[leading].get(self.metric)
-        return line if value is None else f"{line}, best {self._text(value)} ({self.labels[leading]})"
+        sound = [index for index in self._best if self._states[index] != "failed"]
+        if not sound:
+            return line
+        best = min(sound, key=lambda index: self._sign * self._best[index])
+        return f"{line}, best {self._text(self._best[best])} ({self.labels[best]})"
 
     def _text(self, value: float) -> str:
         return number(value, unit_of(self.metric))

@@ -15,8 +15,8 @@ NUMBER, PACK = "number", "pack"
 COPIES, LINEAGE = "copies", "lineage"
 """Keys of a trial that continues from copies of other trials: their number, and the origin of its current model.
 
-The origin is a list of copies, oldest first. Each has the `donor`, the last `round` of it that was taken over, and the
-`overrides` of the rounds after it. The rounds before the first copy have the first configuration of its donor.
+The origin is a list of copies, oldest first. Each has the `donor`, the last `round` of it that was taken over, the
+`donor_overrides` of the rounds up to it (from the copy before), and the `overrides` of the rounds after it.
 """
 
 Members = list[tuple[int, Overrides]]

@@ -184,8 +184,13 @@ class ResumableScheduler(TrialScheduler):
         latest = trial.latest_checkpoint_result
         if latest is before or latest is None or latest.metrics.get("trial_id") in (None, trial.trial_id):
             return None
-        donor = number_of(self.trials[latest.metrics["trial_id"]])
-        return {"donor": donor, ROUND: int(latest.metrics[ROUND]), "overrides": trial.config["overrides"]}
+        donor = self.trials[latest.metrics["trial_id"]]
+        return {
+            "donor": number_of(donor),
+            ROUND: int(latest.metrics[ROUND]),
+            "donor_overrides": donor.config["overrides"],
+            "overrides": trial.config["overrides"],
+        }
 
 
 class ResumableSearch(SearchAlgorithm):

@@ -115,7 +115,9 @@ def understand(words: list[str], family: click.Group = main) -> None:
 
 
 def searches(page: Path) -> bool:
-    return "search(" in page.read_text() or "\nhedgerow search " in page.read_text()
+    return (
+        any(word in page.read_text() for word in ("search(", "tune.Tuner(")) or "\nhedgerow search " in page.read_text()
+    )
 
 
 @pytest.mark.exhaustive("processes")

@@ -1,5 +1,7 @@
 """Hedge search: all configurations train in parallel, and their weights are updated each round."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -11,8 +13,9 @@ from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.elimination import Elimination
-from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeScheduler
+from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeHooks, HedgeScheduler, TrialRules
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
+from hedgerow.searchspaces.spaces.packing import members
 from hedgerow.searchspaces.spaces.search_section import (
     STREAM,
     KeptRounds,
@@ -55,7 +58,8 @@ class HedgeSearch(SearchKind):
         "observed loss (null: half the learning rate)",
     )
     range: list[float] | None = Field(
-        None, description="[low, high] of a metric to be minimised; null: unbounded, which requires rate adahedge"
+        None,
+        description="[low, high] of the metric; null: an accuracy, or an unbounded loss, which requires rate adahedge",
     )
     missing: Literal["penalise", "skip"] = Field(
         "penalise", description="loss of an expert that failed permanently: the worst loss in every round, or none"
@@ -101,26 +105,26 @@ class HedgeSearch(SearchKind):
     def build(self, setup: SearchSetup) -> tuple[None, HedgeScheduler]:
         """Returns no searcher, and the Hedge scheduler with the settings of the file."""
         experts = len(setup.configurations)
-        return None, HedgeScheduler(
-            experts,
-            self.metric,
-            self.mode,
-            hedge=self._hedge(setup.experiment, experts),
-            range=(self.range[0], self.range[1]) if self.range else None,
-            missing=self.missing,
-            averaged=(*evaluated_metrics(setup.experiment), *STREAM),
+        rules = TrialRules(
             ahead=self._ahead(setup.experiment),
             # Otherwise, models of experts that are ahead could fill the disk.
             strict=self.deploy_every > 0,
+            missing=self.missing,
             prune=self.prune,
             elimination=self._elimination(setup.experiment),
-            time_attr=ROUND,
-            journal=setup.journal,
+        )
+        hooks = HedgeHooks(
             on_round=setup.on_round,
             warn=setup.warn,
+            averaged=(*evaluated_metrics(setup.experiment), *STREAM),
             seed=setup.experiment.seed,
+            members=members,
+            journal=setup.journal,
             deployment=self._deployment(setup),
         )
+        bounds = (self.range[0], self.range[1]) if self.range else None
+        hedge = self._hedge(setup.experiment)
+        return None, HedgeScheduler(ROUND, self.metric, self.mode, bounds, experts, hedge, rules, hooks)
 
     def rounds_per_report(self, experiment: Experiment) -> int:
         """One if rounds are lock-step: an expert waits after each of its rounds."""
@@ -209,10 +213,14 @@ class HedgeSearch(SearchKind):
         """Gamma per unit of the scaled loss: with range [low, high], g per unit of the metric is g^(high - low)."""
         return self.gamma ** (self.range[1] - self.range[0]) if self.loss == "raw" and self.range else self.gamma
 
-    def _hedge(self, experiment: Experiment, experts: int) -> Hedge:
-        """Hedge with the rate of the file."""
-        return make_hedge(
-            *(self.rate, experts, self._gamma, _scored_rounds(experiment), self.share),
+    def _hedge(self, experiment: Experiment) -> Callable[[int], Hedge]:
+        """Function that returns Hedge with the rate of the file for a number of experts."""
+        return partial(
+            make_hedge,
+            self.rate,
+            gamma=self._gamma,
+            rounds=_scored_rounds(experiment),
+            share=self.share,
             seed=experiment.seed,
             exploration=self.exploration,
         )

@@ -254,11 +254,24 @@ def test_what_is_no_accuracy_is_refused_at_the_first_report(value):
     assert records[0]["losses"] == [0.0, 0.5]
 
 
+def test_rewards_with_a_range_are_the_losses_of_the_same_distances_from_the_best():
+    rewards, records = rounds(mode="max", range=(-200, 0))
+    losses, expected = rounds(range=(0, 200))
+    for round, expert in IN_ORDER:
+        loss = 250 * LOSSES[round, expert]
+        rewards.report(expert, round + 1, {"loss": -loss})
+        losses.report(expert, round + 1, {"loss": loss})
+    assert [record["losses"] for record in records] == [record["losses"] for record in expected]
+    assert rewards.weights.tolist() == losses.weights.tolist()
+    assert rewards.warning is not None
+    assert "were outside the range [-200, 0]" in rewards.warning
+
+
 @pytest.mark.parametrize(
     ("hedge", "settings", "message"),
     [
         (Hedge(2, 0.1), {"mode": "min"}, "a loss without a range needs the scale-free rule"),
-        (Hedge(2, 0.1), {"mode": "max", "range": (0, 100)}, "a metric to be maximised is an accuracy between 0 and 1"),
+        (Hedge(2, 0.1), {"mode": "max", "range": (1, 0)}, "two finite numbers [low, high] with low < high, not [1, 0]"),
         (Hedge(2, 0.1), {"mode": "min", "range": (1, 0)}, "two finite numbers [low, high] with low < high, not [1, 0]"),
         (Hedge(2, 0.1), {"mode": "min", "range": (0, math.inf)}, "two finite numbers"),
     ],
@@ -470,4 +483,4 @@ def test_a_loss_that_is_no_number_is_one_sentence(value):
     buffer, _ = rounds()
     with pytest.raises(UserError) as caught:
         buffer.report(1, 7, {"loss": value})
-    assert f"expert 1 reported loss = {value!r} in round 7, which is not a number; report a number" in str(caught.value)
+    assert f"expert 1 reported loss = {value!r} in round 7, which is not a number" in str(caught.value)

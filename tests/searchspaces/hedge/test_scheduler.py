@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.elimination import Elimination
-from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeScheduler
+from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeHooks, HedgeScheduler, TrialRules
 from hedgerow.searchspaces.hedge.weights import Hedge
 from hedgerow.searchspaces.tune.search_runner import TUNE_SETTINGS
 
@@ -31,6 +32,7 @@ ray.cloudpickle.register_pickle_by_value(trainables)
 
 ROUNDS = 12
 EXPERTS = 5
+RULES = [field.name for field in fields(TrialRules)]
 SAVED = 3
 """Rounds between two checkpoints of a trial."""
 SUMS = [sum(loss_of(expert, round) for round in range(1, ROUNDS + 1)) for expert in range(EXPERTS)]
@@ -91,7 +93,10 @@ def search(
     slow to start. run: further arguments of Tune's RunConfig.
     """
     told = Told()
-    scheduler = HedgeScheduler(experts, on_round=told, **{"range": (0, 1)} | settings)
+    rules = TrialRules(**{key: settings.pop(key) for key in RULES if key in settings})
+    hooks = HedgeHooks(on_round=told)
+    settings = {"metric": "loss", "mode": "min", "range": (0, 1)} | settings
+    scheduler = HedgeScheduler(rules=rules, hooks=hooks, **settings)
     configs = [
         {"expert": i, "rounds": ROUNDS, "log": str(folder / "log"), **(special or {}).get(i, {})}
         for i in range(experts)
@@ -269,16 +274,6 @@ class TestHedgeScheduler:
         assert scheduler.rounds.hedge.probs()[1] > 0.99
         assert "range" not in caplog.text
 
-    def test_more_trials_than_experts_are_refused(self, tmp_path):
-        tuner = tune.Tuner(
-            Scripted,
-            param_space={"script": {"expert": tune.grid_search([0, 1]), "rounds": 1, "log": str(tmp_path / "log")}},
-            tune_config=tune.TuneConfig(scheduler=HedgeScheduler(1)),
-            run_config=tune.RunConfig(name="tune", storage_path=str(tmp_path), verbose=0),
-        )
-        with pytest.raises(Exception, match=r"HedgeScheduler\(experts=1\) was given more trials"):
-            tuner.fit()
-
 
 @pytest.fixture
 def tunes_own_settings(monkeypatch):
@@ -306,7 +301,7 @@ class TestRestore:
         others = HedgeRounds(Hedge(EXPERTS + 1, 0.1), "loss", "min", range=(0, 1), journal=journal.with_suffix(".b"))
         others.report(EXPERTS, 1, {"loss": 0.5})
         journal.write_bytes(journal.with_suffix(".b").read_bytes())
-        refuses(tmp_path, "is not a journal of this search: `experts` is 6 in it and 5 here")
+        refuses(tmp_path, "is not a journal of this search: trial .* is not in it")
         journal.write_bytes(own.replace(b'"configuration": "', b'"configuration": "f', 1))
         refuses(tmp_path, r"hedge\.jsonl:\d+ is damaged \(it does not match its checksum\)")
         # Also one that is intact.

@@ -117,9 +117,17 @@ def test_a_sweep_that_stopped_early_ends_with_how_far_it_came():
     with SearchTable("mine", 100, ["a"], Console(file=out)) as table:
         for record in records([NAN] * 14):
             table.trial(0, record)
-    assert out.getvalue().splitlines()[1:] == [
-        "mine: 10/100 rounds of 1 trials, best nan (a)", "mine: 14/100 rounds of 1 trials, best nan (a)",
-    ]  # fmt: skip
+    assert out.getvalue().splitlines()[1:] == ["mine: 10/100 rounds of 1 trials", "mine: 14/100 rounds of 1 trials"]
+
+
+def test_a_trial_that_failed_is_not_the_best_one():
+    out = io.StringIO()
+    with SearchTable("mine", 10, ["a", "b"], Console(file=out)) as table:
+        for index, value in enumerate((0.9, 0.5)):
+            for record in records([value] * 5):
+                table.trial(index, record)
+            table.state(index, "failed" if index == 0 else "running")
+    assert out.getvalue().splitlines()[-1] == "mine: 10/20 rounds of 2 trials, best 50.0 % (b)"
 
 
 def test_elsewhere_hedge_is_a_plain_line_for_every_tenth_of_its_rounds():

@@ -219,11 +219,6 @@ BAD = {
         "metric: validation_loss\n  range: [4.6, 0]",
         "search.range takes two finite numbers [low, high] with low < high, not [4.6, 0.0]",
     ),
-    "a range of accuracies": (
-        "kind: hedge",
-        "range: [0, 100]",
-        "search.range: a metric to be maximised is an accuracy between 0 and 1; remove `range`, or set `mode: min`",
-    ),
     "a metric of test samples": (
         "kind: hedge",
         "metric: test_accuracy",

@@ -286,7 +286,10 @@ class TestSweeps:
         assert weak[0]["train_loss"] != one_round_with(tmp_path, 0.0001)
         # Record, metrics and MLflow agree on the configuration, the rounds and their origin.
         records = [expert_folder(finished.folder.path, i).record() for i in (0, 1)]
-        assert records[0]["lineage"][0]["donor"] == 1
+        # The lineage has the configuration of every round.
+        first, *later = records[0]["lineage"]
+        assert (first["donor"], first["donor_overrides"]) == (1, {"algorithm.lr": 0.3})
+        assert [copy["donor_overrides"] for copy in later] == [copy["overrides"] for copy in records[0]["lineage"][:-1]]
         assert records[0]["lineage"][-1]["overrides"] == records[0]["overrides"] == finished.trials[0].overrides
         assert "lineage" not in records[1]
         client, runs = runs_of(finished)
