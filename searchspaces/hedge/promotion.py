@@ -14,7 +14,7 @@ from hedgerow.searchspaces.hedge.weights import FixedShare
 from hedgerow.searchspaces.spaces.smoothing import smoothed
 
 
-class Block(NamedTuple):
+class WorkBlock(NamedTuple):
     """Work that is given to an expert: it trains until it has made a number of reports."""
 
     expert: int
@@ -60,52 +60,55 @@ class Promotion:
         """Losses of each expert, in [0, 1]."""
         self.running: dict[int, int] = {}
         """Number of reports at which each expert that trains comes to rest."""
-        self.failed: set[int] = set()
+        self.ended: set[int] = set()
         """Experts that get no more work."""
+        self.failed: set[int] = set()
         self.weights = FixedShare(experts, gamma, share)
         self._ties = [math.inf] * experts
 
-    def decide(self) -> Block | None:
+    def decide(self) -> WorkBlock | None:
         """Returns the next block; None if no resting expert has work left."""
-        resting = [i for i in range(len(self.losses)) if i not in self.running and i not in self.failed]
+        resting = [i for i in range(len(self.losses)) if i not in self.running and i not in self.ended]
         for rung, after in zip(self.rungs[-2::-1], self.rungs[:0:-1], strict=True):
             passed = [i for i, losses in enumerate(self.losses) if len(losses) >= rung]
             stayed = [i for i in passed if max(len(self.losses[i]), self.running.get(i, 0)) == rung]
             candidates = [i for i in stayed if i in resting]
             if candidates and len(passed) // self.reduction > len(passed) - len(stayed):
-                return Block(self._best(candidates), after)
+                return WorkBlock(self._best(candidates), after)
         fresh = [i for i in resting if not self.losses[i]]
         if fresh:
-            return Block(fresh[0], self.rungs[0])
+            return WorkBlock(fresh[0], self.rungs[0])
         left = [i for i in resting if len(self.losses[i]) < self.reports]
         return self.next_block(self._best(left)) if left else None
 
-    def next_block(self, expert: int) -> Block:
+    def next_block(self, expert: int) -> WorkBlock:
         """Returns the work of an expert up to its next rung."""
         done = len(self.losses[expert])
-        return Block(expert, next((rung for rung in self.rungs if rung > done), self.reports))
+        return WorkBlock(expert, next((rung for rung in self.rungs if rung > done), self.reports))
 
-    def start(self, block: Block) -> None:
+    def start(self, block: WorkBlock) -> None:
         """Note that an expert trains."""
         self.running[block.expert] = block.until
 
-    def report(self, expert: int, loss: float, tie: float = math.inf) -> bool:
-        """Note a loss of an expert, which trains; returns whether its block ends.
+    def report(self, expert: int, loss: float, tie: float = math.inf) -> float | None:
+        """Note a loss of an expert, which trains; returns the mean score under the weights if its block ends.
 
         tie: orders experts with equal scores. A loss that is not finite counts as 1.
         """
         self.losses[expert].append(loss if math.isfinite(loss) else 1.0)
         self._ties[expert] = tie if math.isfinite(tie) else math.inf
         if len(self.losses[expert]) < self.running[expert]:
-            return False
+            return None
         del self.running[expert]
-        self.weights.update([self.score(i) if losses else 1.0 for i, losses in enumerate(self.losses)], self.known)
-        return True
+        scores = [self.score(i) if losses else 1.0 for i, losses in enumerate(self.losses)]
+        return self.weights.update(scores, self.known)
 
-    def fail(self, expert: int) -> None:
-        """Give an expert no more work. It keeps its score, since its model is kept."""
+    def end(self, expert: int, failed: bool) -> None:
+        """Give an expert no more work and, if it failed, no weight."""
         self.running.pop(expert, None)
-        self.failed.add(expert)
+        self.ended.add(expert)
+        if failed:
+            self.failed.add(expert)
 
     def score(self, expert: int) -> float:
         """Smoothed loss of an expert that has reported."""
@@ -113,8 +116,13 @@ class Promotion:
 
     @property
     def known(self) -> np.ndarray:
-        """Mask of the experts that have reported."""
-        return np.array([bool(losses) for losses in self.losses])
+        """Mask of the experts that have reported and have not failed."""
+        return np.array([bool(losses) and i not in self.failed for i, losses in enumerate(self.losses)])
+
+    @property
+    def deployed_weights(self) -> np.ndarray:
+        """Weights (experts,) among the experts that have reported, of which there must be one."""
+        return self.weights.probs_among(self.known)
 
     @property
     def best(self) -> int | None:

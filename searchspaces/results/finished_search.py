@@ -98,11 +98,11 @@ class FinishedSearch:
         search = self.spec.search
         if search.is_one_run:
             return next((trial for trial in self.trials if trial.records and trial.status != "failed"), None)
-        return choice(self.trials, search.metric, search.mode, self.hedge)
+        return choice(self.trials, search.metric, search.mode, self.hedge, search.smooth)
 
     @property
     def best(self) -> Trial:
-        """Expert with the largest final weight; in a sweep, the trial with the best final metric.
+        """Expert with the largest final weight; in a sweep, the trial with the best smoothed metric.
 
         A trial that failed or diverged is never the best one. Raises UserError if no other one has a value.
         """
@@ -212,7 +212,8 @@ class FinishedSearch:
         """One row per trial, best first."""
         search = self.spec.search
         targets, target_metric = self._wanted.targets, self._wanted.target_metric
-        return sweep_rows(self.trials, search.metric, search.mode, targets, self.hedge or None, target_metric)
+        hedge = self.hedge or None
+        return sweep_rows(self.trials, search.metric, search.mode, targets, hedge, target_metric, search.smooth)
 
     @property
     def best_rows(self) -> list[Row]:
@@ -227,6 +228,7 @@ class FinishedSearch:
             self._wanted.targets,
             self._wanted.target_metric,
             lambda metric: selects_on_test or not uses_test_samples(metric),
+            self.spec.search.smooth,
         )
 
     @property
@@ -312,13 +314,15 @@ class FinishedSearch:
         if not any(trial.records for trial in self.trials):
             return {}
         search, labels = self.spec.search, trial_labels(self.trials)
-        best = best_runs(self.trials, metric=search.metric, mode=search.mode)
+        best = best_runs(self.trials, metric=search.metric, mode=search.mode, smooth=search.smooth)
         curves = HedgeCurves.read(self.hedge, NAMED) if self.hedge else None
         # A trial has the same colour in every figure; black is Hedge's own.
         shown = dict.fromkeys([*(curves.named if curves else ()), *best])
         places = dict(zip(shown, free_places(), strict=False))
         charts = hedge_charts(curves, labels, places, self.deployed_curves, search.metric) if curves else {}
-        parallel = {"parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode)}
+        parallel = {
+            "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode, search.smooth)
+        }
         runs = {labels[i]: [records] for i, records in best.items()}
         return {
             **{name: partial(figure, [chart], width=7) for name, chart in charts.items()},

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from hedgerow.searchspaces.hedge.promotion import Block, Promotion
+from hedgerow.searchspaces.hedge.promotion import Promotion, WorkBlock
 from hedgerow.searchspaces.spaces.smoothing import smoothed
 
 
@@ -27,7 +27,7 @@ def curves(seed: int, experts: int = 12, reports: int = 30) -> np.ndarray:
 def run(losses: np.ndarray, work: float = math.inf, slots: int = 1, order: int = 0, **settings) -> tuple:
     """Blocks in the order of their starts and the state; with several slots, a random one of the experts reports."""
     rule, draw = Promotion(*losses.shape, **settings), np.random.default_rng(order)
-    blocks: list[Block] = []
+    blocks: list[WorkBlock] = []
     while work > 0:
         while len(rule.running) < slots and (block := rule.decide()):
             rule.start(block)
@@ -40,7 +40,7 @@ def run(losses: np.ndarray, work: float = math.inf, slots: int = 1, order: int =
     return blocks, rule
 
 
-def reference(losses: np.ndarray, grace: int, reduction: int, smooth: float) -> list[Block]:
+def reference(losses: np.ndarray, grace: int, reduction: int, smooth: float) -> list[WorkBlock]:
     """Blocks of one slot, by the words of the rule: sets of the experts that completed a rung and that went on."""
     experts, reports = losses.shape
     rungs = [min(reports, grace)]
@@ -54,7 +54,7 @@ def reference(losses: np.ndarray, grace: int, reduction: int, smooth: float) -> 
         return window.mean(), losses[i, : ran[i]].mean(), i
 
     def go(i: int, rung: int) -> None:
-        blocks.append(Block(i, rungs[rung]))
+        blocks.append(WorkBlock(i, rungs[rung]))
         ran[i] = rungs[rung]
         done[rung].add(i)
         if rung:
@@ -83,7 +83,7 @@ def test_the_blocks_are_those_of_a_plain_reference_and_use_all_the_work(seed):
         last = losses[:, -max(1, math.ceil(smooth * 30)) :].mean(1).round(9)
         assert last[rule.best] == last.min()
         if reduction == 20:
-            assert blocks[:12] == [Block(i, grace) for i in range(12)]
+            assert blocks[:12] == [WorkBlock(i, grace) for i in range(12)]
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 12])
@@ -135,7 +135,7 @@ def test_ties_go_to_the_lower_loss_then_to_the_better_mean_then_to_the_lower_num
     def first(losses: list[list[float]], ties: list[float]) -> int | None:
         rule = Promotion(len(losses), 8, grace=4)
         for expert, each in enumerate(losses):
-            rule.start(Block(expert, 4))
+            rule.start(WorkBlock(expert, 4))
             for loss in each:
                 rule.report(expert, loss, ties[expert])
         return rule.best
@@ -152,7 +152,7 @@ def test_an_expert_that_failed_gets_no_more_work_and_the_others_get_theirs():
     while (block := rule.decide()) is not None:
         rule.start(block)
         if block.expert == 4:
-            rule.fail(4)
+            rule.end(4, failed=True)
         while block.expert in rule.running:
             rule.report(block.expert, losses[block.expert, len(rule.losses[block.expert])])
     assert [len(each) for each in rule.losses] == [0 if i == 4 else 30 for i in range(12)]
@@ -166,7 +166,7 @@ def test_the_regret_in_work_is_bounded_against_any_sequence_of_experts_as_they_w
     # Any allocation, also one that depends on the weights.
     while left := [i for i in range(6) if len(rule.losses[i]) < 20]:
         expert = max(left, key=lambda i: rule.weights.probs()[i]) if draw.random() < 0.5 else int(draw.choice(left))
-        rule.start(Block(expert, len(rule.losses[expert]) + 1))
+        rule.start(WorkBlock(expert, len(rule.losses[expert]) + 1))
         weights = rule.weights.probs()
         rule.report(expert, losses[expert, len(rule.losses[expert])])
         now = np.array([rule.score(i) if each else math.nan for i, each in enumerate(rule.losses)])
