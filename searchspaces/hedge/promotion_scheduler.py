@@ -36,7 +36,7 @@ class PromotionScheduler(TrialScheduler):
         on_block: Callable[[RoundRecord], None] = lambda record: None,
     ):
         super().__init__()
-        self._metric = metric
+        self._metric = self.objective = metric
         self.rule, self.room, self.mode, self.seed = rule, room, mode, seed
         self.low, self.high = range or (0.0, 1.0)
         self.deployment, self.on_block = deployment, on_block
@@ -54,30 +54,30 @@ class PromotionScheduler(TrialScheduler):
     # ---- callbacks of Tune --------------------------------------------------------------------------------------
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        (expert,) = experts_of(trial)
+        expert = experts_of(trial)[0]
         if expert not in self._trials and trial.status == Trial.PENDING:
             # Paused from the start: Tune starts pending trials itself, but paused ones only when the scheduler says so.
             trial.set_status(Trial.PAUSED)
         self._trials[expert] = trial
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: RoundRecord) -> str:
-        (expert,) = experts_of(trial)
+        expert = experts_of(trial)[0]
         self._report(expert, result)
         # Decided now, so that the next trial takes over the process of this one, or this one keeps it.
         self._assign()
         return TrialScheduler.CONTINUE if expert in self.rule.running else TrialScheduler.PAUSE
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: RoundRecord) -> None:
-        self._report(*experts_of(trial), result)
-        self._end(*experts_of(trial), failed=False)
+        self._report(experts_of(trial)[0], result)
+        self._end(experts_of(trial)[0], failed=False)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        self._end(*experts_of(trial), failed=True)
+        self._end(experts_of(trial)[0], failed=True)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         # Tune restarts it from its checkpoint as long as `max_failures` allows.
         if not trial.should_recover():
-            self._end(*experts_of(trial), failed=True)
+            self._end(experts_of(trial)[0], failed=True)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         self._assign()
@@ -102,9 +102,9 @@ class PromotionScheduler(TrialScheduler):
         if expert not in self.rule.running:
             # An interrupted search goes on with other slots than before.
             self.rule.start(self.rule.next_block(expert))
-        value, self._rounds[expert] = result[self._metric], result[ROUND]
+        value, self._rounds[expert] = result[self.objective], result[ROUND]
         try:
-            check_accuracy(self._metric, self.mode, value, expert, result[ROUND])
+            check_accuracy(self.objective, self.mode, value, expert, result[ROUND])
         except UserError as error:
             self.error = error
             raise

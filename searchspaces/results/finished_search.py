@@ -15,7 +15,7 @@ from hedgerow.platform.runs.finished_run import page, rounds_frame
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning, scores_text
-from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.records import BLOCKS, BlockRecord, HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.charts import figure
@@ -86,6 +86,11 @@ class FinishedSearch:
         """Model that Hedge deploys after the latest complete round, read anew on each access. Raises UserError."""
         overrides = {int(trial.name): trial.overrides for trial in self.trials}
         return read_deployed(self.folder, self.spec, overrides, self.data)
+
+    @property
+    def blocks(self) -> list[RoundRecord]:
+        """Records of the blocks of work of a search that promotes experts; empty for others."""
+        return RunLog(self.folder.path / BLOCKS, BlockRecord).read()
 
     @property
     def status(self) -> str:
@@ -196,6 +201,13 @@ class FinishedSearch:
     @property
     def deployed_sentences(self) -> list[str]:
         """Sentences about the deployed policies, and the reason if there is no mixture; empty without Hedge."""
+        if blocks := self.blocks:
+            last = blocks[-1]
+            regret, bound = (number(last[key], digits=3) for key in ("regret", "bound"))
+            return [
+                f"Promotion: {last['block']} blocks of work; trial {last['leader']:03d} leads; the regret over the "
+                f"blocks is {regret} (bound {bound})."
+            ]
         metric, curves = self.spec.search.metric, self.deployed_curves
         if not curves:
             return []

@@ -318,6 +318,7 @@ REPORTING = {"concurrency": 1, "report_every": 2, "space": {"algorithm.lr": {"lo
         {"kind": "hyperband", "samples": 6},
         {"kind": "pbt", "samples": 4, "interval": 4},
         {"kind": "optuna", "samples": 7, "pruner": "median", "grace": 2},
+        {"kind": "hedge", "allocate": "promote", "samples": 5},
     ],
     ids=lambda kind: kind["kind"],
 )
@@ -351,6 +352,8 @@ def test_a_kind_that_is_killed_between_two_reports_resumes_to_the_same_decisions
 
     assert decisions(resumed) == decisions(calm)
     assert resumed.best.name == calm.best.name
+    # Of a search that promotes experts: all blocks, in their order, with the weights.
+    assert resumed.blocks == calm.blocks
 
 
 def _rounds(folder: Path) -> int:
