@@ -36,7 +36,7 @@ class Promotion:
 
     After each block, Fixed-Share updates the weights with the scores of all experts that have reported; the others
     sleep. The bound on the regret is against experts as they were scheduled: the loss of an expert is that of the model
-    that it had, and an expert that was given less work was not as good as it could have been.
+    that it had, and an expert that was given little work might have been better with more.
 
     experts: number of experts. reports: of each expert. gamma, share: of FixedShare.
     """
@@ -121,7 +121,7 @@ class Promotion:
 
     @property
     def deployed_weights(self) -> np.ndarray:
-        """Weights (experts,) among the experts that have reported, of which there must be one."""
+        """Weights (experts,) among the experts that have reported; there must be one."""
         return self.weights.probs_among(self.known)
 
     @property

@@ -1,6 +1,7 @@
 """Recordings and replays: a replayed tuner decides as a live one, at the cost that its trials had."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +124,21 @@ def test_promotion_is_the_same_live_in_a_replay_and_by_the_rule(ray_here, tmp_pa
     for reports in (8, 13, 20, 29):
         again = replay(recorded, "hedge", slots=1, budget=CLIENTS * reports)
         assert [len(trial.records) for trial in again.trials] == [order[:reports].count(i) for i in range(6)]
+
+
+@pytest.mark.parametrize("kind", ["asha", "hyperband", "optuna"])
+def test_a_kind_is_given_smoothed_metrics(recording, kind):
+    smooth = []
+    for curve in recording.curves:
+        values = [record["validation_accuracy"] for record in curve]
+        means = [math.fsum(half) / len(half) for i in range(ROUNDS) if (half := values[(i + 1) // 2 : i + 1])]
+        smooth.append([{**one, "validation_accuracy": mean} for one, mean in zip(curve, means, strict=True)])
+    settings = ["search.reduction=2", *(["search.pruner=halving"] if kind == "optuna" else [])]
+    settings += [] if kind == "hyperband" else ["search.grace=1"]
+    ours = replay(recording, kind, [*settings, "search.smooth=0.5"], slots=1)
+    theirs = replay(replace(recording, curves=smooth), kind, [*settings, "search.smooth=0"], slots=1)
+    assert (ours.numbers, ends(ours.trials), ours.chosen) == (theirs.numbers, ends(theirs.trials), theirs.chosen)
+    assert ours.deployed == theirs.deployed
 
 
 def test_a_budget_ends_a_replay_before_the_first_report_that_it_does_not_cover(recording):
