@@ -119,8 +119,7 @@ def replay(
         deployment = OnlineScore(search, scheduler, experiment.task.partition.is_stream)
 
         every = experiment.evaluation.every
-        report_every = 1 if isinstance(scheduler, PromotionScheduler) else search.report_every
-        stride = math.ceil(report_every / every) * every
+        stride = every * (1 if isinstance(scheduler, PromotionScheduler) else math.ceil(search.report_every / every))
         controller = ReplayController(
             *(scheduler, searcher, limit, experiment.rounds, stride, budget, search),
             on_report=lambda position: deployment.look(controller, position),

@@ -185,7 +185,6 @@ class OnlineScore:
         curves, reached = controller.curves, controller.reached
         value = score_of(curves[position][: reached[position]], self.search.metric, self.search.smooth)
         if value is not None:
-            value = value if math.isfinite(value) else math.nan
             self._values[position] = -value if self.search.mode == "max" else value
         chosen = self._choice(reached)
         if chosen is None:
@@ -213,5 +212,5 @@ class OnlineScore:
             self.scheduler.rounds.settle()
             leader = int(self.scheduler.rounds.weights.argmax())
             return leader if reached[leader] else None
-        finite = {position: value for position, value in self._values.items() if not math.isnan(value)}
+        finite = {position: value for position, value in self._values.items() if math.isfinite(value)}
         return min(finite, key=lambda position: finite[position]) if finite else None

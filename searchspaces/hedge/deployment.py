@@ -103,8 +103,9 @@ def kept_file(folder: Path, round: int) -> Path:
 
 @dataclass(frozen=True)
 class DeployedState:
-    """Content of the folder `deployed`. round: the complete round after which the models are. weights: probability of
-    each deployed expert, by number. models: parameters of each, as `Algorithm.evaluate_params` returns them.
+    """Content of the folder `deployed`. round: the complete round, or the block, after which the models are. weights:
+    probability of each deployed expert, by number. models: parameters of each, as
+    `Algorithm.evaluate_params` returns them.
     """
 
     round: int

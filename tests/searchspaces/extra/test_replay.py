@@ -128,15 +128,15 @@ def test_promotion_is_the_same_live_in_a_replay_and_by_the_rule(ray_here, tmp_pa
 
 @pytest.mark.parametrize("kind", ["asha", "hyperband", "optuna"])
 def test_a_kind_is_given_smoothed_metrics(recording, kind):
-    smooth = []
+    means: list[float] = []
     for curve in recording.curves:
         values = [record["validation_accuracy"] for record in curve]
-        means = [math.fsum(half) / len(half) for i in range(ROUNDS) if (half := values[(i + 1) // 2 : i + 1])]
-        smooth.append([{**one, "validation_accuracy": mean} for one, mean in zip(curve, means, strict=True)])
+        means += [math.fsum(half) / len(half) for i in range(ROUNDS) if (half := values[(i + 1) // 2 : i + 1])]
+    smooth = replace(recording, rounds={**recording.rounds, "validation_accuracy": means})
     settings = ["search.reduction=2", *(["search.pruner=halving"] if kind == "optuna" else [])]
     settings += [] if kind == "hyperband" else ["search.grace=1"]
     ours = replay(recording, kind, [*settings, "search.smooth=0.5"], slots=1)
-    theirs = replay(replace(recording, curves=smooth), kind, [*settings, "search.smooth=0"], slots=1)
+    theirs = replay(smooth, kind, [*settings, "search.smooth=0"], slots=1)
     assert (ours.numbers, ends(ours.trials), ours.chosen) == (theirs.numbers, ends(theirs.trials), theirs.chosen)
     assert ours.deployed == theirs.deployed
 
