@@ -12,7 +12,8 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.async_rounds import check_accuracy
 from hedgerow.searchspaces.hedge.deployment import Deployment, draw
 from hedgerow.searchspaces.hedge.promotion import Promotion
-from hedgerow.searchspaces.hedge.scheduler import ROUND, experts_of
+from hedgerow.searchspaces.hedge.scheduler import ROUND
+from hedgerow.searchspaces.spaces.packing import members
 
 
 class PromotionScheduler(TrialScheduler):
@@ -54,30 +55,30 @@ class PromotionScheduler(TrialScheduler):
     # ---- callbacks of Tune --------------------------------------------------------------------------------------
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        expert = experts_of(trial)[0]
+        expert = _expert(trial)
         if expert not in self._trials and trial.status == Trial.PENDING:
             # Paused from the start: Tune starts pending trials itself, but paused ones only when the scheduler says so.
             trial.set_status(Trial.PAUSED)
         self._trials[expert] = trial
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: RoundRecord) -> str:
-        expert = experts_of(trial)[0]
+        expert = _expert(trial)
         self._report(expert, result)
         # Decided now, so that the next trial takes over the process of this one, or this one keeps it.
         self._assign()
         return TrialScheduler.CONTINUE if expert in self.rule.running else TrialScheduler.PAUSE
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: RoundRecord) -> None:
-        self._report(experts_of(trial)[0], result)
-        self._end(experts_of(trial)[0], failed=False)
+        self._report(_expert(trial), result)
+        self._end(_expert(trial), failed=False)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        self._end(experts_of(trial)[0], failed=True)
+        self._end(_expert(trial), failed=True)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         # Tune restarts it from its checkpoint as long as `max_failures` allows.
         if not trial.should_recover():
-            self._end(experts_of(trial)[0], failed=True)
+            self._end(_expert(trial), failed=True)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         self._assign()
@@ -135,3 +136,8 @@ class PromotionScheduler(TrialScheduler):
                 "bound": hedge.bound(),
             }
         )
+
+
+def _expert(trial: Trial) -> int:
+    """Number of a trial's expert."""
+    return members(trial.trial_id, trial.config)[0][0]
