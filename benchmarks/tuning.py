@@ -2,12 +2,11 @@
 
     python benchmarks/tuning.py record [digits mnist ...] [--parts plain noisy ...] [--recordings 0 1 ...]
                                        [--data-root FOLDER] [--quick]
-    python benchmarks/tuning.py compare [digits mnist ...] [--methods ASHA ...] [--seeds 5] [--quick]
+    python benchmarks/tuning.py compare [digits mnist ...] [--methods ASHA ...] [--seeds 5] [--results NAME] [--quick]
 
 `record` trains every configuration of a task to its last round and keeps the curves in build/tuning; for FedEx, it
 trains runs whose clients draw configurations (parts fedex and arms). `compare` replays all methods on them at several
-budgets, and writes benchmarks/results/tuning.json and tuning-ranks.png. With --quick, both use small versions of the
-tasks, and all files are in build/tuning-quick.
+budgets, and writes NAME.json and NAME-ranks.png (tuning) in benchmarks/results. --quick: small tasks, all in build.
 """
 
 import argparse
@@ -38,6 +37,7 @@ MAIN = 0.25
 REFERENCE = "Hedge"
 NOISE = (0.0, 0.02, 0.1)
 """Standard deviations of the noise on the validation accuracy."""
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Method:
     part: str = PLAIN
 
 
-def halving(trials: int) -> dict[str, Any]:
-    return {"grace": 4, "reduction": 3}
+def steps(grace: int = 4, **others: Any) -> Callable[[int], dict[str, Any]]:
+    return lambda trials: {"grace": grace, "reduction": 3, **others}
 
 
 METHODS = {
@@ -66,7 +66,11 @@ METHODS = {
     "Hedge, pruned": Method(
         "hedge", None, "the same, without those below a tenth of the uniform weight", lambda n: {"prune": 0.1 / n}
     ),
-    "ASHA": Method("asha", 2, "rungs at 4, 12, 36 rounds, one in 3 continues", halving),
+    "ASHA": Method("asha", 2, "rungs at 4, 12, 36 rounds, one in 3 continues", steps()),
+    "ASHA, smoothed": Method("asha", 2, "rungs at 2, 6, 18; smoothed metrics", steps(2, smooth=0.5)),
+    "ASHA from 1, smoothed": Method("asha", 2, "rungs at 1, 3, 9; smoothed metrics", steps(1, smooth=0.5)),
+    "promotion": Method("hedge", 1, "rungs at 2, 6, 18; smoothed", steps(2, allocate="promote", smooth=0.5)),
+    "promotion from 1": Method("hedge", 1, "rungs at 1, 3, 9; smoothed", steps(1, allocate="promote", smooth=0.5)),
     "HyperBand": Method("hyperband", 2, "one in 3 continues", lambda n: {"reduction": 3}),
     "TPE": Method("optuna", 1, "Optuna's TPE, each proposal to its last round", lambda n: {"samples": 10 * n}),
     "FedEx": Method(
@@ -74,7 +78,7 @@ METHODS = {
         "other", part=FEDEX,
     ),
     "FedEx in ASHA": Method(
-        "asha", 2, "ASHA over runs whose clients draw a configuration or its neighbours", halving, ARMS
+        "asha", 2, "ASHA over runs whose clients draw a configuration or its neighbours", steps(), ARMS
     ),
 }  # fmt: skip
 
@@ -89,7 +93,7 @@ def run(
     recording: Recording, method: Method, is_stream: bool, budget: float, seed: int, noise: float
 ) -> ReplayedSearch:
     """Replay one method. seed: order of the configurations, noise and draws."""
-    settings = {"report_every": 1, **method.settings(len(recording.configurations))}
+    settings = {"report_every": 1, "smooth": 0.0, **method.settings(len(recording.configurations))}
     if is_stream:
         # Every task is scored; `every` only says how often all past tasks were, which no method uses here.
         evaluation = {**recording.file["evaluation"], "every": 1}
@@ -101,9 +105,6 @@ def run(
         settings["noise.scale"] = noise
     texts = [f"search.{key}={value}" for key, value in settings.items()]
     return replay(recording, method.kind, texts, budget, method.slots, seed)
-
-
-Row = dict[str, Any]
 
 
 def rows_of(
@@ -198,12 +199,12 @@ def best_of(name: str, task: Task) -> list[float]:
     return [score(one, task.is_stream) for one in found]
 
 
-def compare(tasks: dict[str, Task], chosen: list[str], repeats: int, folder: Path) -> None:
-    """Replay methods on the recordings of some tasks, and write the results to a folder.
+def compare(tasks: dict[str, Task], chosen: list[str], repeats: int, folder: Path, results: str) -> None:
+    """Replay methods on the recordings of some tasks, and write the results to a file of this name in a folder.
 
     Results of other tasks and methods stay in the file. Raises UserError when those are of other recordings.
     """
-    file = folder / "tuning.json"
+    file = folder / f"{results}.json"
     known = json.loads(file.read_text())["tasks"] if file.exists() else {}
     for name, task in tasks.items():
         start = time.perf_counter()
@@ -215,7 +216,7 @@ def compare(tasks: dict[str, Task], chosen: list[str], repeats: int, folder: Pat
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     known = {name: known[name] for name in TASKS if name in known}
     ranks = rankings(known, MAIN)
-    results = {
+    content = {
         "methods": {
             title: {"slots": method.slots, "description": method.description}
             for title, method in METHODS.items()
@@ -226,9 +227,9 @@ def compare(tasks: dict[str, Task], chosen: list[str], repeats: int, folder: Pat
         "ranks": rounded(ranks),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=1) + "\n")
+    file.write_text(json.dumps(content, indent=1) + "\n")
     if ranks:
-        draw_ranks(ranks, folder / "tuning-ranks.png")
+        draw_ranks(ranks, folder / f"{results}-ranks.png")
     print(f"Results are in {folder}.")
 
 
@@ -258,7 +259,7 @@ def results_of(name: str, task: Task, chosen: list[str], repeats: int, before: d
         "best": best,
         "budgets": summary(scores),
         "one run": one_run(name, task) if "FedEx" in methods else before.get("one run"),
-        "noise": before["noise"] if before else noise_study(name, task, repeats) if task.noise else None,
+        "noise": before["noise"] if before else noise_study(name, task, methods, repeats) if task.noise else None,
         "deployed": before["deployed"] if before else stream_study(name, task) if task.is_stream else None,
     }
 
@@ -310,9 +311,9 @@ def stream_study(name: str, task: Task) -> dict[str, Any]:
     return study
 
 
-def noise_study(name: str, task: Task, repeats: int) -> dict[str, Any]:
+def noise_study(name: str, task: Task, methods: dict[str, Method], repeats: int) -> dict[str, Any]:
     """Test score and online score at the main budget, by the noise of the validation."""
-    methods = {title: method for title, method in available(name, task).items() if method.part == PLAIN}
+    methods = {title: method for title, method in methods.items() if method.part == PLAIN}
     kinds = {f"scale {scale:g}": (scale, PLAIN) for scale in NOISE}
     if seeds_of(name, task, NOISY):
         kinds[f"{NOISY_CLIENTS} clients per evaluation"] = (0.0, NOISY)
@@ -344,16 +345,15 @@ def main() -> None:
     recorder.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="recordings (default: all)")
     recorder.add_argument("--recordings", type=int, nargs="+", default=None, help="seeds (default: those of the task)")
     recorder.add_argument("--data-root", type=Path, default=None)
-    comparer.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="methods to replay (default: all)"
-    )
+    comparer.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="(default: all)")
     comparer.add_argument("--seeds", type=int, default=5, help="seeds of the replays")
+    comparer.add_argument("--results", default="tuning", help="name of the results (default: tuning)")
     given = parser.parse_args()
     tasks = {name: TASKS[name].quick if given.quick else TASKS[name] for name in given.tasks}
     if given.command == "compare":
         folder = next(iter(tasks.values())).folder if given.quick else RESULTS
         try:
-            compare(tasks, given.methods, given.seeds, folder)
+            compare(tasks, given.methods, given.seeds, folder, given.results)
         except UserError as error:
             parser.exit(2, f"{error}\n")
         return

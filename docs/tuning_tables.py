@@ -13,16 +13,24 @@ REFERENCE = "Hedge"
 
 
 @cache
-def results() -> dict[str, Any]:
-    """Contents of the file."""
-    return json.loads(RESULTS.read_text())
+def results(name: str = RESULTS.name) -> dict[str, Any]:
+    """Contents of a file of results."""
+    return json.loads(RESULTS.with_name(name).read_text())
 
 
 def tuning(part: str) -> str:
     """One of the tables, by its name: a task, or tasks, methods, ranks, noise, online, one run, rates, conditions."""
     tables = {
         **{"tasks": tasks, "methods": methods, "ranks": ranks},
-        **{"noise": noise, "online": online, "one run": one_run, "rates": rates, "conditions": conditions},
+        **{
+            "noise": noise,
+            "promotion": promotion,
+            "promotion noise": promotion_noise,
+            "online": online,
+            "one run": one_run,
+            "rates": rates,
+            "conditions": conditions,
+        },
     }
     return tables[part]() if part in tables else scores(part)
 
@@ -134,9 +142,26 @@ def ranks() -> str:
     return table(["method", *heads], rows)
 
 
-def noise() -> str:
+def promotion() -> str:
+    """Test and online score of promotion and ASHA, by task, budget and method."""
+    rows = []
+    for name, task in results("promotion.json")["tasks"].items():
+        for method in next(iter(task["budgets"].values())):
+            entries = [budget[method] for budget in task["budgets"].values()]
+            cells = [percent(mean(one[score])) for score in ("test", "online") for one in entries]
+            rows.append([name, method, *cells])
+    shares = [short_percent(float(share)) for share in task["budgets"]]
+    return table(["task", "method", *(f"{score}, {share}" for score in ("test", "online") for share in shares)], rows)
+
+
+def promotion_noise() -> str:
+    """Scores of promotion and ASHA at the main budget, by noise."""
+    return noise("promotion.json")
+
+
+def noise(name: str = RESULTS.name) -> str:
     """Test score on digits at the main budget, by noise."""
-    study = next(task["noise"] for task in results()["tasks"].values() if task["noise"])
+    study = next(task["noise"] for task in results(name)["tasks"].values() if task["noise"])
     order = list(next(iter(study.values())))
     rows = [
         [method, *(f"{percent(mean(study[kind][method]['test']))}" for kind in study)]

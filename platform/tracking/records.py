@@ -190,6 +190,27 @@ class HedgeRecord(Record):
         return self
 
 
+BLOCKS = "blocks.jsonl"
+"""Name of the file of the blocks of a search that promotes experts."""
+
+
+class BlockRecord(Record):
+    """One line of blocks.jsonl: a block of work.
+
+    expert, round: expert that trained, and the round that it reached. weights, leader: after the block. hedge_loss:
+    mean smoothed loss under the weights before it.
+    """
+
+    block: int = Field(ge=1)
+    expert: int = Field(ge=0)
+    round: int = Field(ge=1)
+    weights: list[float]
+    leader: int = Field(ge=0)
+    hedge_loss: float
+    regret: float
+    bound: float
+
+
 class JournalEntry(Record):
     """One line of Hedge's journal: the search; an expert's configuration (and trial), its metrics in a round, or its
     end; the score of the mixture in a complete round; or the weights after it.

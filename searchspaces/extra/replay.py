@@ -20,14 +20,14 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import scores_text
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.searchspaces.extra.replay_controller import Curve, OnlineScore, ReplayController
-from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.results.recording import COSTS, Recording
 from hedgerow.searchspaces.results.trials import Trial, choice, final_value, trial_labels, trial_table
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, Overrides, SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Space, frozen
 
-SHARED = ("space", "metric", "mode", "allow_test_selection", "report_every")
+SHARED = ("space", "metric", "mode", "allow_test_selection", "report_every", "smooth")
 """Keys of the section `search` that another kind takes over from the recorded search."""
 
 UNSHARED = ("record", "noise", "concurrency", "pack")
@@ -113,16 +113,15 @@ def replay(
     known = [] if search.proposes else [recording.configurations[number] for number in order]
     with TemporaryDirectory() as folder:
         journal = Path(folder) / "losses.jsonl"
-        searcher, scheduler = search.build(
-            SearchSetup(experiment, spec.values, known, journal, hedge.append, lambda warning: None)
-        )
-        leader = scheduler if isinstance(scheduler, HedgeScheduler) else None
-        deployment = OnlineScore(search.metric, search.mode, leader, experiment.task.partition.is_stream)
+        limit = min(slots or trials, trials)
+        setup = SearchSetup(experiment, spec.values, known, journal, hedge.append, lambda warning: None, room=limit)
+        searcher, scheduler = search.build(setup)
+        deployment = OnlineScore(search, scheduler, experiment.task.partition.is_stream)
 
-        every, limit = experiment.evaluation.every, min(slots or trials, trials)
-        stride = math.ceil(search.report_every / every) * every
+        every = experiment.evaluation.every
+        stride = every * (1 if isinstance(scheduler, PromotionScheduler) else math.ceil(search.report_every / every))
         controller = ReplayController(
-            *(scheduler, searcher, limit, experiment.rounds, stride, budget),
+            *(scheduler, searcher, limit, experiment.rounds, stride, budget, search),
             on_report=lambda position: deployment.look(controller, position),
         )
         numbers: list[int] = [] if searcher else order.tolist()
@@ -155,7 +154,7 @@ def replay(
             f"--budget: {budget:g} client rounds end before the first evaluated report; raise it, or lower "
             "search.report_every with --set"
         )
-    chosen = choice(ran, search.metric, search.mode, hedge)
+    chosen = choice(ran, search.metric, search.mode, hedge, search.smooth)
     if chosen is None:
         raise UserError(f"{recording.name}: every trial that reports diverges, so {kind} cannot choose any")
     return ReplayedSearch(
@@ -185,8 +184,8 @@ def replay_spec(recording: Recording, kind: str, settings: Sequence[str], seed: 
         elif "samples" in recorded:
             section["samples"] = recorded["samples"]
     if any(setting.startswith("search.metric=") for setting in settings):
-        # The direction of another metric follows from its name.
-        section.pop("mode", None)
+        # Direction and smoothing of another metric follow from its name.
+        section = {key: value for key, value in section.items() if key not in ("mode", "smooth")}
     values["search"] = section
     for setting in settings:
         if not setting.startswith("search."):

@@ -13,7 +13,10 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.spaces.search_section import SearchKind
+from hedgerow.searchspaces.spaces.smoothing import report_scores, score_of
 from hedgerow.searchspaces.tune.simulated_controller import SimulatedController
 
 Curve = Sequence[RoundRecord]
@@ -28,7 +31,8 @@ class ReplayController:
 
     scheduler, searcher: see SimulatedController. slots: trials that train at once. rounds: rounds of each trial.
     stride: rounds between two reports. budget: maximum number of client rounds; the replay ends before the first report
-    that it does not cover. on_report: called with the position of a trial after each of its reports.
+    that it does not cover. search: its metric in reports is smoothed. on_report: called with the position of a trial
+    after each of its reports.
     """
 
     def __init__(
@@ -39,10 +43,12 @@ class ReplayController:
         rounds: int,
         stride: int,
         budget: float | None,
+        search: SearchKind,
         on_report: Callable[[int], None],
     ):
         self.controller = SimulatedController(scheduler, searcher, train=self._train)
         self.slots, self.rounds, self.stride, self.on_report = slots, rounds, stride, on_report
+        self.search = search
         self.budget = math.inf if budget is None else budget
         if isinstance(scheduler, HedgeScheduler):
             scheduler.cluster_resources = lambda: {"CPU": float(slots)}
@@ -133,6 +139,7 @@ class ReplayController:
         evaluated = (record for record in reversed(self.curves[number][:reached]) if "test_accuracy" in record)
         result = {
             **next(evaluated, {}),
+            **report_scores(self.curves[number][:reached], self.search.metric, self.search.report_smooth),
             "round": reached,
             "records": [{"expert": number, **record} for record in records],
             "done": reached >= self.rounds,
@@ -158,14 +165,14 @@ def _cost(records: Curve) -> float:
 class OnlineScore:
     """Mean over client rounds of the test accuracy of a tuner's current choice, from its first report on.
 
-    The choice is Hedge's leader, or else the trial with the best metric in its latest evaluated round. It holds until
-    the next report. On a stream it is scored on the task after its latest round, which the choice did not know.
+    The choice is Hedge's leader, or else the trial with the best smoothed metric. It holds until the next report.
+    On a stream it is scored on the task after its latest round, which the choice did not know.
 
-    metric, mode: objective. hedge: scheduler whose leader is deployed; None: another kind of search.
+    search: its objective. scheduler: of Hedge or promotion: its leader is deployed.
     """
 
-    def __init__(self, metric: str, mode: str, hedge: HedgeScheduler | None, is_stream: bool):
-        self.metric, self.mode, self.hedge, self.is_stream = metric, mode, hedge, is_stream
+    def __init__(self, search: SearchKind, scheduler: TrialScheduler | None, is_stream: bool):
+        self.search, self.scheduler, self.is_stream = search, scheduler, is_stream
         self.changes: list[tuple[float, int, int]] = []
         """(client rounds, position of the trial, its round) of each change of the deployed model."""
         self._values: dict[int, float] = {}
@@ -176,11 +183,9 @@ class OnlineScore:
         """Update after a report of the trial at `position`."""
         self.score(controller.spent)
         curves, reached = controller.curves, controller.reached
-        for record in reversed(curves[position][: reached[position]]):
-            if self.metric in record:
-                value = record[self.metric] if math.isfinite(record[self.metric]) else math.nan
-                self._values[position] = -value if self.mode == "max" else value
-                break
+        value = score_of(curves[position][: reached[position]], self.search.metric, self.search.smooth)
+        if value is not None:
+            self._values[position] = -value if self.search.mode == "max" else value
         chosen = self._choice(reached)
         if chosen is None:
             return
@@ -201,9 +206,11 @@ class OnlineScore:
         return self._total / self._time if self._time else self._accuracy
 
     def _choice(self, reached: list[int]) -> int | None:
-        if self.hedge is not None:
-            self.hedge.rounds.settle()
-            leader = int(self.hedge.rounds.weights.argmax())
+        if isinstance(self.scheduler, PromotionScheduler):
+            return self.scheduler.leader
+        if isinstance(self.scheduler, HedgeScheduler):
+            self.scheduler.rounds.settle()
+            leader = int(self.scheduler.rounds.weights.argmax())
             return leader if reached[leader] else None
-        finite = {position: value for position, value in self._values.items() if not math.isnan(value)}
+        finite = {position: value for position, value in self._values.items() if math.isfinite(value)}
         return min(finite, key=lambda position: finite[position]) if finite else None

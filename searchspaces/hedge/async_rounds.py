@@ -171,7 +171,8 @@ class HedgeRounds:
                     continue
                 known = [name for name in self.averaged if name in metrics]
                 values = {name: _number(metrics[name], name, expert, round) for name in known}
-                self._check_accuracy(values[self.metric], expert, round)
+                if self.mode == "max" and self.range is None:
+                    check_accuracy(self.metric, values[self.metric], expert, round)
                 entries.append({"expert": expert, "round": round, **values})
                 self._take(expert, round, values)
         finally:
@@ -194,7 +195,7 @@ class HedgeRounds:
         if self.deployment is not None and records:
             if deployed is not None:
                 self.deployment.deploy(*deployed)
-            self.deployment.forget(records[-1]["round"], len(self.latest))
+            self.deployment.forget(records[-1]["round"], range(len(self.latest)))
         if self.on_round is not None:
             for record in records:
                 self.on_round(record)
@@ -396,15 +397,6 @@ class HedgeRounds:
         self._clipped += not 0 <= scaled <= 1
         return min(max(scaled, 0.0), 1.0)
 
-    def _check_accuracy(self, value: float, expert: int, round: int) -> None:
-        unscaled = self.mode == "max" and self.range is None
-        if unscaled and math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
-            raise UserError(
-                f"metric: expert {expert} reported {self.metric} = {value:g} in round {round}, but a metric to be "
-                "maximised without `range` must be an accuracy between 0 and 1; report a fraction instead of a "
-                "percentage, or set `range` (or mode min for a loss)"
-            )
-
     def _mean(self, name: str, row: dict[int, RoundRecord]) -> float | None:
         """Mean of a metric under p^t, over the experts that reported a finite value."""
         mask = np.array([math.isfinite(row.get(i, {}).get(name, math.nan)) for i in range(len(self.latest))])
@@ -458,6 +450,16 @@ def renumber(journal: Path, experts: int) -> None:
 
 def _lines(entries: Iterable[RoundRecord]) -> str:
     return "".join(seal(entry) + "\n" for entry in entries)
+
+
+def check_accuracy(metric: str, value: float, expert: int, round: int) -> None:
+    """Raises UserError when a metric to be maximised, without a range, is not an accuracy between 0 and 1."""
+    if math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
+        raise UserError(
+            f"metric: expert {expert} reported {metric} = {value:g} in round {round}, but a metric to be "
+            "maximised without `range` must be an accuracy between 0 and 1; report a fraction instead of a "
+            "percentage, or set `range` (or mode min for a loss)"
+        )
 
 
 def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:

@@ -6,7 +6,7 @@ predictions, replaces the deployed state, and deletes the files.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -103,8 +103,9 @@ def kept_file(folder: Path, round: int) -> Path:
 
 @dataclass(frozen=True)
 class DeployedState:
-    """Content of the folder `deployed`. round: the complete round after which the models are. weights: probability of
-    each deployed expert, by number. models: parameters of each, as `Algorithm.evaluate_params` returns them.
+    """Content of the folder `deployed`. round: the complete round, or the block, after which the models are. weights:
+    probability of each deployed expert, by number. models: parameters of each, as
+    `Algorithm.evaluate_params` returns them.
     """
 
     round: int
@@ -183,8 +184,10 @@ class Deployment:
         """Whether the state after a round is deployed."""
         return is_due(round, self.every, self.last)
 
-    def deploy(self, round: int, weights: Mapping[int, float]) -> None:
-        """Replace the deployed state. weights: of the deployed experts in the next round, by expert."""
+    def deploy(self, round: int, weights: Mapping[int, float], rounds: Mapping[int, int] | None = None) -> None:
+        """Replace the deployed state. weights: of the deployed experts in the next round, by expert. rounds: round of
+        each expert's model; None: this one.
+        """
         if self._deployed is None:
             # A resumed search passes its complete rounds again, whose files are gone.
             state = DeployedState.read(self.folder)
@@ -193,7 +196,7 @@ class Deployment:
             return
         models: dict[int, Tree] = {}
         for expert in weights:
-            model = self._read(expert, round, "model")
+            model = self._read(expert, round if rounds is None else rounds[expert], "model")
             if model is None:
                 now = (
                     f"the deployed state is still that of round {self._deployed}"
@@ -206,9 +209,9 @@ class Deployment:
         DeployedState(round, self.policy, dict(weights), models).write(self.folder)
         self._deployed = round
 
-    def forget(self, round: int, experts: int) -> None:
-        """Delete the files of all rounds up to this one. experts: number of experts."""
-        for expert in range(experts):
+    def forget(self, round: int, experts: Iterable[int]) -> None:
+        """Delete the files of all rounds of some experts up to this one."""
+        for expert in experts:
             folder = self.expert_folder(expert) / KEPT
             for file in folder.iterdir() if folder.exists() else ():
                 if file.stem.isdigit() and int(file.stem) <= round:

@@ -24,10 +24,10 @@ from hedgerow.searchspaces.spaces.space import Overrides
 
 @dataclass(frozen=True)
 class DeployedModel:
-    """Model of the policy `search.deploy` after a complete round of Hedge.
+    """Model of the policy `search.deploy` after a complete round of Hedge or, with `allocate: promote`, after a block.
 
-    round: the round. policy: leader, sample or mixture. weights: probability of each deployed expert, by its number;
-    several only for a mixture. models: parameters of each, as tensors.
+    round: number of the round or block. policy: leader, sample or mixture. weights: probability of each deployed
+    expert, by its number; several only for a mixture. models: parameters of each, as tensors.
     """
 
     folder: RunFolder

@@ -15,7 +15,7 @@ from hedgerow.platform.runs.finished_run import page, rounds_frame
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning, scores_text
-from hedgerow.platform.tracking.records import HedgeRecord
+from hedgerow.platform.tracking.records import BLOCKS, BlockRecord, HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.charts import figure
@@ -88,6 +88,11 @@ class FinishedSearch:
         return read_deployed(self.folder, self.spec, overrides, self.data)
 
     @property
+    def blocks(self) -> list[RoundRecord]:
+        """Records of the blocks of work of a search that promotes experts; empty for others."""
+        return RunLog(self.folder.path / BLOCKS, BlockRecord).read()
+
+    @property
     def status(self) -> str:
         """Status in its folder: finished, running, interrupted or failed."""
         return self.folder.record()["status"]
@@ -98,11 +103,11 @@ class FinishedSearch:
         search = self.spec.search
         if search.is_one_run:
             return next((trial for trial in self.trials if trial.records and trial.status != "failed"), None)
-        return choice(self.trials, search.metric, search.mode, self.hedge)
+        return choice(self.trials, search.metric, search.mode, self.hedge, search.smooth)
 
     @property
     def best(self) -> Trial:
-        """Expert with the largest final weight; in a sweep, the trial with the best final metric.
+        """Expert with the largest final weight; in a sweep, the trial with the best smoothed metric.
 
         A trial that failed or diverged is never the best one. Raises UserError if no other one has a value.
         """
@@ -196,6 +201,13 @@ class FinishedSearch:
     @property
     def deployed_sentences(self) -> list[str]:
         """Sentences about the deployed policies, and the reason if there is no mixture; empty without Hedge."""
+        if blocks := self.blocks:
+            last = blocks[-1]
+            regret, bound = (number(last[key], digits=3) for key in ("regret", "bound"))
+            return [
+                f"Promotion: {last['block']} blocks of work; trial {last['leader']:03d} leads; the regret over the "
+                f"blocks is {regret} (bound {bound})."
+            ]
         metric, curves = self.spec.search.metric, self.deployed_curves
         if not curves:
             return []
@@ -212,7 +224,8 @@ class FinishedSearch:
         """One row per trial, best first."""
         search = self.spec.search
         targets, target_metric = self._wanted.targets, self._wanted.target_metric
-        return sweep_rows(self.trials, search.metric, search.mode, targets, self.hedge or None, target_metric)
+        hedge = self.hedge or None
+        return sweep_rows(self.trials, search.metric, search.mode, targets, hedge, target_metric, search.smooth)
 
     @property
     def best_rows(self) -> list[Row]:
@@ -227,6 +240,7 @@ class FinishedSearch:
             self._wanted.targets,
             self._wanted.target_metric,
             lambda metric: selects_on_test or not uses_test_samples(metric),
+            self.spec.search.smooth,
         )
 
     @property
@@ -312,13 +326,15 @@ class FinishedSearch:
         if not any(trial.records for trial in self.trials):
             return {}
         search, labels = self.spec.search, trial_labels(self.trials)
-        best = best_runs(self.trials, metric=search.metric, mode=search.mode)
+        best = best_runs(self.trials, metric=search.metric, mode=search.mode, smooth=search.smooth)
         curves = HedgeCurves.read(self.hedge, NAMED) if self.hedge else None
         # A trial has the same colour in every figure; black is Hedge's own.
         shown = dict.fromkeys([*(curves.named if curves else ()), *best])
         places = dict(zip(shown, free_places(), strict=False))
         charts = hedge_charts(curves, labels, places, self.deployed_curves, search.metric) if curves else {}
-        parallel = {"parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode)}
+        parallel = {
+            "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode, search.smooth)
+        }
         runs = {labels[i]: [records] for i, records in best.items()}
         return {
             **{name: partial(figure, [chart], width=7) for name, chart in charts.items()},

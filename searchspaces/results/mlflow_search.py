@@ -185,7 +185,7 @@ def search_text(folder: RunFolder, spec: SearchSpec) -> str:
     text = sentence(folder.record(), spec.experiment)
     text += f"\nSearch `{spec.search.kind}` over {keys}, by `{spec.search.metric}`.\n"
     summary, results = folder.record().get("summary"), folder.path / "results.md"
-    if summary and spec.search.weighs_rounds:
+    if summary and "hedge_loss" in summary:
         text += f"\n{hedge_sentences(summary)}\n"
     if results.exists():
         _title, _, tables = results.read_text(encoding="utf-8").partition("\n\n")

@@ -1,5 +1,7 @@
 """Live table of a search in a notebook."""
 
+from typing import Any
+
 from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.notebook import Display, bar
@@ -12,8 +14,8 @@ LIMIT = 20
 class NotebookTable(SearchTable):
     """Live table of the trials as HTML, replaced in place."""
 
-    def __init__(self, name: str, rounds: int, labels: list[str], metric: str, mode: str, policy: str = "leader"):
-        super().__init__(name, rounds, labels, metric=metric, mode=mode, policy=policy)
+    def __init__(self, name: str, rounds: int, labels: list[str], **settings: Any):
+        super().__init__(name, rounds, labels, **settings)
         self._display = Display()
         self._note = ""
 

@@ -88,7 +88,7 @@ def theta_chart(one: Distribution, whose: str = "") -> Chart:
     return stacked(f"Distribution of {one.name} by round{whose}", curves, one.labels, "probability")
 
 
-def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
+def parallel_lines(trials: list[Trial], metric: str, mode: str, smooth: float = 0.0) -> Any:
     """Draws every trial as a line across one axis per searched key, ending at its final metric.
 
     Darker lines are better, and the best line is thick; a dashed grey line ends at "-": failed, diverged or without the
@@ -99,7 +99,7 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
 
     keys = searched_keys(trials)
     names = short_names(keys)
-    order = ranked(trials, metric, mode)[::-1]
+    order = ranked(trials, metric, mode, smooth)[::-1]
     finals = [final_value(trial.records, metric) if trial.can_win(metric) else None for trial in order]
     figure = new_figure(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
     axes = figure.subplots()
@@ -131,10 +131,10 @@ def parallel_lines(trials: list[Trial], metric: str, mode: str) -> Any:
 
 
 def best_runs(
-    trials: list[Trial], limit: int = NAMED, metric: str = "test_accuracy", mode: str = "max"
+    trials: list[Trial], limit: int = NAMED, metric: str = "test_accuracy", mode: str = "max", smooth: float = 0.0
 ) -> dict[int, list[RoundRecord]]:
     """Records of the best trials by their index."""
-    best = [trial for trial in ranked(trials, metric, mode) if trial.records][:limit]
+    best = [trial for trial in ranked(trials, metric, mode, smooth) if trial.records][:limit]
     return {trials.index(trial): trial.records for trial in best}
 
 

@@ -13,6 +13,7 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.terminal import TARGETS_CAPTION
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
 from hedgerow.searchspaces.results.trials import Row, trial_table
+from hedgerow.searchspaces.spaces.smoothing import smoothed
 
 IMPORTANCE = ("expert", "trial", "configuration", "weight", "accuracy", "round", "state", "loss")
 """Columns of the live table, the most important one first."""
@@ -26,8 +27,8 @@ class SearchTable:
 
     rounds: number of rounds of each trial. labels: one per trial, read when the table is drawn, so that a label may be
     replaced in the list once a sampler has chosen the configuration. metric, mode: sort order of a sweep; with Hedge
-    records, the table is sorted by weight. policy: deployed policy whose mean score so far is shown next to that of the
-    best expert in hindsight.
+    records, the table is sorted by weight. smooth: see `smoothing.smoothed`. policy: deployed policy whose mean score
+    so far is shown next to that of the best expert in hindsight.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class SearchTable:
         metric: str = "test_accuracy",
         mode: str = "max",
         policy: str = "leader",
+        smooth: float = 0.0,
     ):
-        self.policy = policy
+        self.policy, self.smooth = policy, smooth
         self._values: list[dict[int, float]] = [{} for _ in labels]
         self._rounds: list[RoundRecord] = []
         self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
@@ -146,8 +148,10 @@ class SearchTable:
             return sorted(range(len(self.labels)), key=lambda i: -weights[i])
 
         def place(i: int) -> tuple[bool, float]:
-            value = self._seen[i].get(self.metric)
-            return (False, self._sign * value) if value is not None and math.isfinite(value) else (True, 0.0)
+            # NaN: not evaluated.
+            values = [value for value in self._values[i].values() if not math.isnan(value)]
+            score = smoothed(values, self.smooth) if values else math.nan
+            return (False, self._sign * score) if math.isfinite(score) else (True, 0.0)
 
         return sorted(range(len(self.labels)), key=place)
 

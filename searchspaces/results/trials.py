@@ -13,6 +13,7 @@ from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, is_no_share, measured, target_heading, target_label
+from hedgerow.searchspaces.spaces.smoothing import score_of
 
 Row = dict[str, Any]
 
@@ -121,23 +122,32 @@ def tie_breaker(records: list[RoundRecord], metric: str) -> float:
     return math.inf
 
 
-def ranked(trials: list[Trial], metric: str, mode: str) -> list[Trial]:
-    """Trials by final value, best first, ties by `tie_breaker`; then those that cannot win, then those without the
-    metric. mode: "max" or "min".
+def ranked(trials: list[Trial], metric: str, mode: str, smooth: float = 0.0) -> list[Trial]:
+    """Trials by score, best first; then those that cannot win, then those without the metric.
+
+    Ties are broken by `tie_breaker`, then by the mean over all rounds. mode: "max" or "min". smooth: see
+    `smoothing.smoothed`; 0: the score is the final value.
     """
 
-    def place(trial: Trial) -> tuple[int, float, float]:
-        value = final_value(trial.records, metric)
-        if value is None:
-            return 2, 0.0, 0.0
+    def place(trial: Trial) -> tuple[int, float, float, float]:
+        score, mean = score_of(trial.records, metric, smooth), score_of(trial.records, metric, 1.0)
+        if score is None or mean is None:
+            return 2, 0.0, 0.0, 0.0
         if not trial.can_win(metric):
-            return 1, 0.0, 0.0
-        return 0, -value if mode == "max" else value, tie_breaker(trial.records, metric)
+            return 1, 0.0, 0.0, 0.0
+        return 0, _ascending(score, mode), tie_breaker(trial.records, metric), _ascending(mean, mode)
 
     return sorted(trials, key=place)
 
 
-def choice(trials: list[Trial], metric: str, mode: str, hedge_records: list[RoundRecord]) -> Trial | None:
+def _ascending(value: float, mode: str) -> float:
+    """Number that is lower for better values; infinite for a value that is not finite."""
+    return (-value if mode == "max" else value) if math.isfinite(value) else math.inf
+
+
+def choice(
+    trials: list[Trial], metric: str, mode: str, hedge_records: list[RoundRecord], smooth: float = 0.0
+) -> Trial | None:
     """Expert with the largest final weight, where expert i is trial i; without Hedge, the first one of `ranked`.
 
     None if no trial can win.
@@ -146,7 +156,7 @@ def choice(trials: list[Trial], metric: str, mode: str, hedge_records: list[Roun
         weights = hedge_records[-1]["weights"]
         order = sorted(trials, key=lambda trial: -weights[int(trial.name)])
     else:
-        order = ranked(trials, metric, mode)
+        order = ranked(trials, metric, mode, smooth)
     return next((trial for trial in order if trial.can_win(metric)), None)
 
 
@@ -157,16 +167,17 @@ def sweep_rows(
     targets: list[float],
     hedge_records: list[RoundRecord] | None = None,
     target_metric: str = "test_accuracy",
+    smooth: float = 0.0,
 ) -> list[Row]:
-    """One row per trial, sorted by `ranked`: by the last round, because choosing the best round would be biased.
+    """One row per trial, sorted by `ranked`: by the last rounds, because choosing the best round would be biased.
 
     Columns: trial; each searched key (None if the trial does not have it); weight (Hedge's last weight, with
-    `hedge_records`, where expert i is trial i); final and best value of the metric; transmissions, in units of one
-    FedAvg round; for each target, the rounds and transmissions to reach it and the gain (ratio to the transmissions of
-    the cheapest trial), None if it was not reached; and status.
+    `hedge_records`, where expert i is trial i); with `smooth`, the score that ranks; final and best value of the
+    metric; transmissions, in units of one FedAvg round; for each target, the rounds and transmissions to reach it and
+    the gain (ratio to the transmissions of the cheapest trial), None if it was not reached; and status.
     """
     keys = searched_keys(trials)
-    order = ranked(trials, metric, mode)
+    order = ranked(trials, metric, mode, smooth)
     weights = hedge_records[-1]["weights"] if hedge_records else []
     rows = []
     for trial, costs in zip(order, _costs(order, targets, target_metric), strict=True):
@@ -174,6 +185,8 @@ def sweep_rows(
         row = {"trial": trial.name, **{key: trial.settings.get(key) for key in keys}}
         if weights:
             row["weight"] = weights[int(trial.name)]
+        if smooth:
+            row[f"smoothed_{metric}"] = score_of(trial.records, metric, smooth)
         row[metric] = final_value(trial.records, metric)
         row[f"best_{metric}"] = (max if mode == "max" else min)(values, default=None)
         rows.append(row | costs | {"status": "diverged" if trial.diverged else trial.status})
@@ -185,8 +198,9 @@ def best_per_metric(
     targets: list[float],
     target_metric: str = "test_accuracy",
     decides: Callable[[str], bool] = lambda metric: True,
+    smooth: float = 0.0,
 ) -> list[Row]:
-    """Best trial for each final metric, and for the transmissions to each target: name, configuration and value.
+    """Best trial for each metric, smoothed, and for the transmissions to each target: name, configuration and value.
 
     decides: whether a trial may be the best one by a metric. A trial that failed or diverged never is.
 
@@ -199,13 +213,16 @@ def best_per_metric(
     columns = {metric: [final_value(trial.records, metric) for trial in trials] for metric in known if decides(metric)}
     if decides(target_metric):
         columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{label}" for label in labels)}
+    scores = columns | {
+        metric: [score_of(trial.records, metric, smooth) for trial in trials] for metric in columns if metric in known
+    }
     names = short_names(searched_keys(trials))
     rows: list[Row] = []
     for metric, values in columns.items():
         sign = -1 if metric not in known or mode_of(metric) == "min" else 1
         finite = {
             i: sign * value
-            for i, value in enumerate(values)
+            for i, value in enumerate(scores[metric])
             if value is not None and math.isfinite(value) and trials[i].is_sound
         }
         if finite:
@@ -251,7 +268,9 @@ def trial_table(rows: list[Row], title: str = "", brief: bool = False) -> Table:
         if target := _TARGET.fullmatch(key):
             cost = "" if brief and target[1] == "transmissions" else f"{target[1]} "
             return f"{cost}to {target_heading(target[2])}"
-        return "best" if key.startswith("best_") else short[key] if "." in key else key.replace("_", " ")
+        if key.startswith(("best_", "smoothed_")):
+            return key.partition("_")[0]
+        return short[key] if "." in key else key.replace("_", " ")
 
     def cell(row: Row, key: str) -> Any:
         value, spent = row.get(key), row.get("transmissions")

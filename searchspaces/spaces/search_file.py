@@ -17,6 +17,7 @@ from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
 from hedgerow.searchspaces.spaces.published_spaces import named_space
 from hedgerow.searchspaces.spaces.search_section import (
+    VALIDATION,
     SearchKind,
     evaluated_metrics,
     search_file,
@@ -28,9 +29,6 @@ SEARCHABLE = (
     *("aggregation", "transforms", "objective", "fedex", "simulation", "schedule", "privacy", "engine"),
 )
 """Keys that may differ between the trials of a search; all trials share data, rounds, evaluation and resources."""
-
-VALIDATION = "validation_"
-"""Prefix of the metrics that runs with `task.validation` report in evaluated rounds."""
 
 HELD_BACK = {"fraction": 0.1, "from": "clients"}
 """Section `task.validation` of a search by a validation metric whose file has none."""
@@ -217,9 +215,9 @@ def _check_recording(search: SearchKind, experiment: Experiment) -> None:
     """Raises UserError when `record: all` would not see every configuration up to its last round."""
     if search.record is None:
         return
-    if search.alone_by:
+    if search.ends_trials_by:
         raise UserError(
-            f"search.record: `all` needs every configuration up to its last round, but {search.alone_by} ends or "
+            f"search.record: `all` needs every configuration up to its last round, but {search.ends_trials_by} ends or "
             "changes some; record with kind grid, random or hedge, and replay the recording with `hedgerow replay`"
         )
     if key := experiment.early_end:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Overrides = dict[str, Any]
 """Values by the dotted key that they replace in the experiment file: {"algorithm.lr": 0.1}."""
 
+VALIDATION = "validation_"
+"""Prefix of the metrics that runs with `task.validation` report in evaluated rounds."""
+
 FORMS = ("grid", "choice", "uniform", "loguniform", "integers")
 """Forms of a key's values: `grid` tries all of them, the other forms draw from them."""
 
@@ -99,7 +102,8 @@ class SearchSetup:
     those that an interrupted search has tried. journal: file that a scheduler may write. on_round: called with records
     of the search's own rounds. warn: called with warnings for the user. deployed: folder of the state that is deployed,
     if the kind deploys one. expert_folder: run folder of a trial by its number. predictions: whether trials that
-    keep their rounds (`SearchKind.kept_rounds`) can return their predictions.
+    keep their rounds (`SearchKind.kept_rounds`) can return their predictions. room: trials that train at once.
+    on_block: called with records of blocks of work.
     """
 
     experiment: Experiment
@@ -111,6 +115,8 @@ class SearchSetup:
     deployed: Path | None = None
     expert_folder: Callable[[int], Path] | None = None
     predictions: bool = False
+    room: int = 1
+    on_block: Callable[[dict[str, Any]], None] = lambda record: None
 
 
 @dataclass(frozen=True)
@@ -118,11 +124,12 @@ class KeptRounds:
     """Rounds whose predictions and models each trial keeps until they are complete.
 
     metric: metric that the records of these rounds have. models: rounds between two rounds whose model it keeps;
-    0: none.
+    0: none. predictions: whether it keeps predictions, where that is possible.
     """
 
     metric: str
     models: int
+    predictions: bool = True
 
 
 class SearchKind(Section):
@@ -170,6 +177,13 @@ class SearchKind(Section):
         None, description="all: keep the curves of all configurations in recording.json, for `hedgerow replay`"
     )
     noise: Noise | None = Field(None, description="noise on the validation metric, for studies; null: none")
+    smooth: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="trials are ranked by the mean of the metric over this last fraction of their evaluations; 0: by "
+        "the last one, which is the default unless the metric is one of validation samples",
+    )
 
     @field_validator("pack", mode="before")
     @classmethod
@@ -182,6 +196,14 @@ class SearchKind(Section):
     def _mode_by_metric(cls, values: Any) -> Any:
         if isinstance(values, dict) and "mode" not in values:
             values = {**values, "mode": mode_of(str(values.get("metric", "accuracy"))) or "max"}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _smooth_by_metric(cls, values: Any) -> Any:
+        # On a stream, the metrics themselves are means over tasks.
+        if isinstance(values, dict) and not str(values.get("metric", VALIDATION)).startswith(VALIDATION):
+            return {"smooth": 0.0, **values}
         return values
 
     rules = (
@@ -215,6 +237,13 @@ class SearchKind(Section):
         """
         raise NotImplementedError
 
+    @property
+    def report_smooth(self) -> float:
+        """`smooth` of the metric in reports. A kind that compares trials in every round is given the values as they
+        are.
+        """
+        return 0.0 if self.weighs_rounds else self.smooth
+
     def check(self, experiment: Experiment) -> None:
         """Check settings that depend on the experiment, before any work starts. Raises UserError."""
 
@@ -232,6 +261,11 @@ class SearchKind(Section):
     def kept_rounds(self, experiment: Experiment) -> KeptRounds | None:
         """Rounds that each trial keeps in files, for a kind that deploys the models of its trials; None: none."""
         return None
+
+    @property
+    def ends_trials_by(self) -> str | None:
+        """Setting that may keep a trial from its last round; None if there is none."""
+        return self.alone_by
 
     def within_run(self, values: dict[str, Any], configurations: list[Overrides]) -> dict[str, Any]:
         """Returns the file of the run, if it `is_one_run`. values: the file without `search`. Raises UserError."""

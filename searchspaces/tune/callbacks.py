@@ -18,6 +18,7 @@ from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.records import BLOCKS, BlockRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
@@ -64,6 +65,8 @@ class SearchCallback(tune.Callback):
         """Error that interrupted the search when Ray was lost; None otherwise."""
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
+        self.blocks = RunLog(folder / BLOCKS, BlockRecord)
+        self.blocks.path.unlink(missing_ok=True)
         self.warnings: dict[str, None] = {}
         self.loggers = TrialLoggers(folder, spec, lambda sentence: self.warnings.update({sentence: None}))
         self._reported: dict[int, int] = {}
@@ -106,6 +109,10 @@ class SearchCallback(tune.Callback):
             self.show.hedge(record)
         if self.tracker:
             self.tracker.log({"expert": None, **record})
+
+    def block(self, record: RoundRecord) -> None:
+        """Record a block of work of a search that promotes experts."""
+        self.blocks.append(record)
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Stop on a signal or when Ray is lost, and look for silent trials, between two steps of Tune."""

@@ -93,9 +93,8 @@ def search_table(spec: SearchSpec) -> SearchTable:
         labels = ["to be proposed"] * (search.samples or 1)
     kind = NotebookTable if in_notebook() else SearchTable
     policy = getattr(search, "deploy", "leader")
-    return kind(
-        spec.experiment.name, spec.experiment.rounds, labels, metric=search.metric, mode=search.mode, policy=policy
-    )
+    name, rounds = spec.experiment.name, spec.experiment.rounds
+    return kind(name, rounds, labels, metric=search.metric, mode=search.mode, policy=policy, smooth=search.smooth)
 
 
 def _searches_output(outputs: list[CommandOutput], lines: list[str]) -> CommandOutput:

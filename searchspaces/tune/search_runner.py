@@ -54,6 +54,7 @@ from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
 from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
+from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
@@ -307,10 +308,11 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     # Of those that a searcher proposes, the ones that an interrupted search has tried.
     configurations = list(spec.configurations) or list(reports.proposals)
     kept = spec.search.kept_rounds(spec.experiment)
-    obstacle = mixture_obstacle(spec, configurations, data) if kept else None
+    mixes = kept is not None and kept.predictions
+    obstacle = mixture_obstacle(spec, configurations, data) if mixes else None
     if obstacle:
         folder.update(no_mixture=obstacle)
-    predictions = kept is not None and obstacle is None
+    predictions = mixes and obstacle is None
     packs, journal, warnings = packs_of(folder, spec, configurations, room), here / "losses.jsonl", list[str]()
     trials, barrier = len(configurations if packs is None else packs), barrier_file(here)
     # Trials that take turns, or run on several machines, do not see each other's rounds.
@@ -321,11 +323,12 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         listener.on_end = lambda number: RoundBarrier(barrier, [number]).leave()
     settings = SearchSettings(
         *(search.rounds_per_report(spec.experiment), search.record is not None, search.metric, search.noise),
-        *(kept, predictions, together),
+        *(search.report_smooth, kept, predictions, together),
     )
     setup = SearchSetup(
         *(spec.experiment, spec.values, configurations, journal, listener.hedge, warnings.append),
-        *(here / "deployed", lambda number: expert_folder(here, number).path, predictions),
+        *(here / "deployed", lambda number: expert_folder(here, number).path, predictions, room),
+        on_block=listener.block,
     )
     tuning = tuner_spec(spec.search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.
@@ -366,7 +369,7 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
             raise listener.lost from None
         raise
     except TuneError:
-        if isinstance(scheduler, HedgeScheduler) and scheduler.error:
+        if isinstance(scheduler, HedgeScheduler | PromotionScheduler) and scheduler.error:
             raise scheduler.error from None
         raise
     finally:

@@ -36,6 +36,7 @@ from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, client_actors, members
 from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
+from hedgerow.searchspaces.spaces.smoothing import report_scores
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
 
@@ -47,8 +48,9 @@ TOKENS = "experts.json"
 class SearchSettings:
     """Settings of a search that its trials follow.
 
-    report_every: rounds per result. records: whether the search is recorded. kept: rounds that each expert keeps in
-    files until they are complete; None: none. predictions: whether these files have the predictions of the evaluation.
+    report_every: rounds per result. records: whether the search is recorded. smooth: see `SearchKind.report_smooth`.
+    kept: rounds that each expert keeps in files until they are complete; None: none. predictions: whether these files
+    have the predictions of the evaluation.
     together: seconds of lock-step rounds that a trial reports together; None: it reports as `report_every` says.
     """
 
@@ -56,6 +58,7 @@ class SearchSettings:
     records: bool
     metric: str
     noise: Noise | None
+    smooth: float
     kept: KeptRounds | None = None
     predictions: bool = False
     together: float | None = None
@@ -149,7 +152,9 @@ class FederatedTrainable(tune.Trainable):
         done = stopped or (run.done and self.position == run.round)
         notices, self.notices[:] = list(self.notices), []
         report = {"records": records, "warnings": run.warnings(), "notices": notices, "done": done, COPIES: self.copies}
-        return {**next(evaluated, {}), "round": self.position, **report}
+        search = self.shared.search
+        scores = report_scores(history[: self.position], search.metric, search.smooth)
+        return {**next(evaluated, {}), **scores, "round": self.position, **report}
 
     def _run_new_rounds(self, stopped: bool) -> None:
         """Run until the next report, unless rounds that have run are not reported yet."""

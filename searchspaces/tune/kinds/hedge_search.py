@@ -13,6 +13,8 @@ from hedgerow.platform.data.partitions.task_stream import Stream
 from hedgerow.searchspaces.hedge.async_rounds import check_range
 from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.elimination import Elimination
+from hedgerow.searchspaces.hedge.promotion import Promotion
+from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.hedge.scheduler import ROUND, HedgeHooks, HedgeScheduler, TrialRules
 from hedgerow.searchspaces.hedge.weights import Hedge, make_hedge
 from hedgerow.searchspaces.spaces.packing import members
@@ -31,6 +33,12 @@ class HedgeSearch(SearchKind):
     pauses_trials: ClassVar[bool] = True
     weighs_rounds: ClassVar[bool] = True
 
+    allocate: Literal["rounds", "promote"] = Field(
+        "rounds",
+        description="rounds: all experts train the same rounds; promote: the better ones first, on a fixed data set",
+    )
+    grace: int = Field(2, ge=1, description="evaluations of each expert before one is promoted (allocate: promote)")
+    reduction: int = Field(3, ge=2, description="one in this many experts is promoted at each rung (allocate: promote)")
     gamma: float = Field(
         0.1, gt=0, lt=1, description="each round multiplies a weight by gamma^loss (rates fixed and fixed_share)"
     )
@@ -102,9 +110,21 @@ class HedgeSearch(SearchKind):
             return {**values, "rate": "adahedge"}
         return values
 
-    def build(self, setup: SearchSetup) -> tuple[None, HedgeScheduler]:
-        """Returns no searcher, and the Hedge scheduler with the settings of the file."""
+    def build(self, setup: SearchSetup) -> tuple[None, HedgeScheduler | PromotionScheduler]:
+        """Returns no searcher, and the scheduler of Hedge or of promotion with the settings of the file."""
         experts = len(setup.configurations)
+        if self.allocate == "promote":
+            reports, steps = _scored_rounds(setup.experiment), (self.grace, self.reduction)
+            return None, PromotionScheduler(
+                Promotion(experts, reports, *steps, self.smooth, self.gamma, self.share),
+                setup.room,
+                self.metric,
+                self.mode,
+                range=(self.range[0], self.range[1]) if self.range else None,
+                seed=setup.experiment.seed,
+                deployment=self._deployment(setup) if self.deploy_every else None,
+                on_block=setup.on_block,
+            )
         rules = TrialRules(
             ahead=self._ahead(setup.experiment),
             # Otherwise, models of experts that are ahead could fill the disk.
@@ -127,8 +147,8 @@ class HedgeSearch(SearchKind):
         return None, HedgeScheduler(ROUND, self.metric, self.mode, bounds, experts, hedge, rules, hooks)
 
     def rounds_per_report(self, experiment: Experiment) -> int:
-        """One if rounds are lock-step: an expert waits after each of its rounds."""
-        return self.report_every if self._ahead(experiment) else 1
+        """One if rounds are lock-step, where an expert waits after each of its rounds, or if experts are promoted."""
+        return self.report_every if self._ahead(experiment) and self.allocate == "rounds" else 1
 
     def reports_together(self, experiment: Experiment) -> bool:
         """Lock-step rounds, unless each may be the last one of an expert."""
@@ -136,7 +156,7 @@ class HedgeSearch(SearchKind):
 
     def kept_rounds(self, experiment: Experiment) -> KeptRounds:
         """All rounds with the metric; models only where they are deployed."""
-        return KeptRounds(self.metric, self.deploy_every)
+        return KeptRounds(self.metric, self.deploy_every, predictions=self.allocate == "rounds")
 
     def _ahead(self, experiment: Experiment) -> int:
         if self.ahead is not None:
@@ -158,6 +178,7 @@ class HedgeSearch(SearchKind):
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the range of the losses or the evaluation settings do not suit Hedge."""
+        self._check_allocation(experiment)
         self._check_raw()
         check_range(self.mode, self.range, self.rate == "adahedge")
         if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
@@ -173,8 +194,46 @@ class HedgeSearch(SearchKind):
 
     @property
     def alone_by(self) -> str | None:
-        """Key that stops single experts, which rules out packs, since a trial only stops as a whole."""
+        """Key that stops or pauses single experts, which rules out packs, since a trial does so only as a whole."""
+        if self.allocate == "promote":
+            return "`allocate: promote`"
         return "`comeback`" if self.comeback is not None else "`prune`" if self.prune else None
+
+    @property
+    def ends_trials_by(self) -> str | None:
+        """Key that stops experts; promotion gives all of them their last round in the end."""
+        return None if self.allocate == "promote" else self.alone_by
+
+    def _check_allocation(self, experiment: Experiment) -> None:
+        """Raises UserError when experts cannot be promoted here, or when a key has no effect."""
+        if self.allocate == "rounds":
+            self._check_without_effect("grace", "reduction", why="all experts train the same rounds")
+            return
+        if isinstance(experiment.task.partition, Stream):
+            raise UserError(
+                "search.allocate: promote lets experts rest, and an expert that rests on a stream misses tasks; remove "
+                "it, or set `comeback` to stop experts"
+            )
+        if self.mode == "min" and self.range is None:
+            raise UserError(
+                "search.range: `allocate: promote` needs losses in [0, 1]; set a range such as [0, 4.6] for "
+                f"{self.metric}"
+            )
+        if self.deploy == "mixture":
+            raise UserError(
+                "search.deploy: mixture needs predictions of all experts after the same round, which `allocate: "
+                "promote` does not give; set it to leader or sample"
+            )
+        if self.deploy_every > 1:
+            raise UserError("search.deploy_every: `allocate: promote` deploys after each block; set it to 1 or 0")
+        keys = ("rate", "loss", "exploration", "missing", "ahead", "comeback", "prune")
+        self._check_without_effect(*keys, why="`allocate: promote` weighs by fixed_share and stops no expert")
+
+    def _check_without_effect(self, *keys: str, why: str) -> None:
+        """Raises UserError when one of these keys is set."""
+        for key in keys:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise UserError(f"search.{key} has no effect: {why}; remove it")
 
     def _check_comeback(self, experiment: Experiment) -> None:
         """Raises UserError when the rule has no bound here."""

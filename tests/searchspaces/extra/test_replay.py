@@ -1,6 +1,7 @@
 """Recordings and replays: a replayed tuner decides as a live one, at the cost that its trials had."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.searchspaces.extra.replay import nearest, replay
+from hedgerow.searchspaces.hedge.promotion import Promotion
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.spaces.search_section import Dimension
 from hedgerow.searchspaces.tune.search_runner import search
@@ -97,6 +99,46 @@ def test_noise_is_the_same_live_and_in_a_replay(ray_here, tmp_path, recording):
     again = replay(recording, "hedge", ["search.noise.scale=0.2"])
     assert again.hedge == without_mixture(live.hedge)
     assert again.hedge != replay(recording, "hedge").hedge
+
+
+@pytest.mark.exhaustive("processes")
+def test_promotion_is_the_same_live_in_a_replay_and_by_the_rule(ray_here, tmp_path):
+    live = search(small(tmp_path, kind="hedge", allocate="promote", grace=1, record="all", concurrency=1))
+    curves = [[1 - record["validation_accuracy"] for record in trial.records] for trial in live.trials]
+    rule, blocks, order = Promotion(6, ROUNDS, grace=1), [], []
+    while block := rule.decide():
+        rule.start(block)
+        for round in range(len(rule.losses[block.expert]), block.until):
+            tie = live.trials[block.expert].records[round]["validation_loss"]
+            rule.report(block.expert, curves[block.expert][round], tie)
+            order.append(block.expert)
+        blocks.append((*block, int(rule.deployed_weights.argmax())))
+    assert [(one["expert"], one["round"], one["leader"]) for one in live.blocks] == blocks
+    assert len(blocks) > 2 * 6
+    assert [len(trial.records) for trial in live.trials] == [ROUNDS] * 6
+    leader = blocks[-1][2]
+    assert (live.deployed.round, live.deployed.experts) == (len(blocks), [leader])
+    assert f"Promotion: {len(blocks)} blocks of work; trial {leader:03d} leads" in live.deployed_sentences[0]
+    recorded = Recording.read(live.folder.path)
+    assert replay(recorded, "hedge", slots=1).best.overrides == live.best.overrides
+    for reports in (8, 13, 20, 29):
+        again = replay(recorded, "hedge", slots=1, budget=CLIENTS * reports)
+        assert [len(trial.records) for trial in again.trials] == [order[:reports].count(i) for i in range(6)]
+
+
+@pytest.mark.parametrize("kind", ["asha", "hyperband", "optuna"])
+def test_a_kind_is_given_smoothed_metrics(recording, kind):
+    means: list[float] = []
+    for curve in recording.curves:
+        values = [record["validation_accuracy"] for record in curve]
+        means += [math.fsum(half) / len(half) for i in range(ROUNDS) if (half := values[(i + 1) // 2 : i + 1])]
+    smooth = replace(recording, rounds={**recording.rounds, "validation_accuracy": means})
+    settings = ["search.reduction=2", *(["search.pruner=halving"] if kind == "optuna" else [])]
+    settings += [] if kind == "hyperband" else ["search.grace=1"]
+    ours = replay(recording, kind, [*settings, "search.smooth=0.5"], slots=1)
+    theirs = replay(smooth, kind, [*settings, "search.smooth=0"], slots=1)
+    assert (ours.numbers, ends(ours.trials), ours.chosen) == (theirs.numbers, ends(theirs.trials), theirs.chosen)
+    assert ours.deployed == theirs.deployed
 
 
 def test_a_budget_ends_a_replay_before_the_first_report_that_it_does_not_cover(recording):

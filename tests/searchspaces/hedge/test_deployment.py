@@ -278,7 +278,7 @@ def test_a_killed_search_continues_with_the_same_deployed_sequence(tmp_path, und
     journal.write_text("".join(whole[:cut]))
     for line in reported[:-1]:
         if "mixed" in line:
-            first.deployment.forget(line["mixed"], EXPERTS)
+            first.deployment.forget(line["mixed"], range(EXPERTS))
     second = Experts(tmp_path)
     second.run(IN_ORDER)
     assert second.records == undisturbed.records

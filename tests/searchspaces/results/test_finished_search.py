@@ -11,6 +11,7 @@ from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.results.trials import (
     Trial,
     best_per_metric,
+    choice,
     hedge_summary,
     ranked,
     short_label,
@@ -92,6 +93,39 @@ def test_equals_are_ordered_by_their_validation_loss_or_else_by_the_loss_of_the_
         assert [trial.name for trial in ranked(equal, metric, "max")] == ["004", "001", "002", "000", "003"]
         (best,) = [row for row in best_per_metric(equal[:4], []) if row["metric"] == metric]
         assert best["trial"] == "001"
+
+
+def test_trials_are_ranked_by_the_mean_of_their_last_evaluations():
+    curves = {
+        "000": [0.1, 0.5, 0.6, 0.9],
+        "001": [0.2, 0.8, 0.8, 0.8],
+        "002": [0.8, 0.8, 0.8, 0.8],
+        "003": [0.9, 0.7, math.nan, 0.9],
+    }
+    found = [
+        Trial(
+            name, {}, [{"round": i, "validation_accuracy": value, "transmissions": i} for i, value in enumerate(curve)]
+        )
+        for name, curve in curves.items()
+    ]
+    for trial in found:
+        # A round without an evaluation.
+        trial.records.insert(2, {"round": 9, "transmissions": 1})
+
+    def order(smooth: float) -> list[str]:
+        return [trial.name for trial in ranked(found, "validation_accuracy", "max", smooth)]
+
+    # With equal scores, the mean over all rounds decides.
+    assert order(0.5) == ["002", "001", "000", "003"]
+    assert order(0.0)[:2] == ["000", "003"]
+    rows = sweep_rows(found, "validation_accuracy", "max", [], smooth=0.5)
+    assert [row["trial"] for row in rows] == order(0.5)
+    assert [row["smoothed_validation_accuracy"] for row in rows[:3]] == pytest.approx([0.8, 0.8, 0.75])
+    assert rows[2]["validation_accuracy"] == 0.9
+    assert choice(found, "validation_accuracy", "max", [], 0.5).name == "002"
+    assert choice(found, "validation_accuracy", "max", []).name == "000"
+    (best,) = best_per_metric(found[:2], [], smooth=0.5)
+    assert (best["trial"], best["value"]) == ("001", 0.8)
 
 
 def test_trials_that_failed_or_diverged_come_after_the_others_and_are_the_best_by_no_metric():

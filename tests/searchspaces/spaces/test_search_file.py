@@ -50,6 +50,23 @@ def test_a_loss_has_a_range_or_the_scale_free_rate(keys, rate, bounds):
     assert parse_search(yaml.safe_load(found.dump())).search == found.search
 
 
+@pytest.mark.parametrize(
+    ("keys", "smooth"),
+    [
+        ("kind: grid", 0.5),
+        ("kind: asha, smooth: 0", 0.0),
+        ("kind: asha, metric: validation_loss", 0.5),
+        ("kind: hedge, metric: train_drift", 0.0),
+        ("kind: grid, metric: test_accuracy, allow_test_selection: true", 0.0),
+        ("kind: grid, metric: test_accuracy, allow_test_selection: true, smooth: 0.2", 0.2),
+    ],
+)
+def test_metrics_of_validation_samples_are_smoothed_by_default(keys, smooth):
+    found = plan(f"{{space: {{algorithm.lr: [0.1, 0.2]}}, {keys}}}")
+    assert found.search.smooth == smooth
+    assert parse_search(yaml.safe_load(found.dump())).search == found.search
+
+
 def test_a_search_holds_validation_samples_back_unless_the_file_does():
     found = plan("{space: {algorithm.lr: [0.1, 0.2]}}")
     held_back = {"fraction": 0.1, "from": "clients"}
@@ -250,6 +267,47 @@ BAD = {
         "metric: validation_loss\n  range: [0, 4000]\n  loss: raw",
         "gamma 0.1 to the power of the width of the range [0.0, 4000.0] is 0 in double precision",
     ),
+    "promotion with another rate": (
+        "kind: hedge",
+        "allocate: promote\n  rate: anytime",
+        "search.rate has no effect: `allocate: promote` weighs by fixed_share and stops no expert; remove it",
+    ),
+    "promotion with the rate that it has": (
+        "kind: hedge",
+        "allocate: promote\n  rate: fixed_share",
+        "search.rate has no effect: `allocate: promote` weighs by fixed_share and stops no expert; remove it",
+    ),
+    "promotion with experts that run ahead": (
+        "kind: hedge",
+        "allocate: promote\n  ahead: 3",
+        "search.ahead has no effect: `allocate: promote` weighs by fixed_share and stops no expert; remove it",
+    ),
+    "promotion by a loss without a range": (
+        "kind: hedge",
+        "allocate: promote\n  metric: validation_loss",
+        "search.range: `allocate: promote` needs losses in [0, 1]; set a range such as [0, 4.6] for validation_loss",
+    ),
+    "promotion in packs": (
+        "kind: hedge",
+        "allocate: promote\n  pack: 2",
+        "`pack: 2` cannot be used with `allocate: promote`, which treats trials individually",
+    ),
+    "promotion and a mixture": (
+        "kind: hedge",
+        "allocate: promote\n  deploy: mixture",
+        "search.deploy: mixture needs predictions of all experts after the same round, which `allocate: promote` does",
+    ),
+    "promotion that deploys rarely": (
+        "kind: hedge",
+        "allocate: promote\n  deploy_every: 5",
+        "search.deploy_every: `allocate: promote` deploys after each block; set it to 1 or 0",
+    ),
+    "rungs without promotion": (
+        "kind: hedge",
+        "grace: 3",
+        "search.grace has no effect: all experts train the same rounds; remove it",
+    ),
+    "a smoothing that is no fraction": ("kind: hedge", "smooth: 2", "search.smooth"),
     "exploration of a rate that observes all": (
         "kind: hedge",
         "exploration: 0.1",

@@ -240,6 +240,11 @@ def test_what_elimination_needs(tmp_path, keys, said):
         check_search(plan(tmp_path, **{"comeback": 0.05, "pack": "off"} | keys))
 
 
+def test_experts_of_a_stream_cannot_rest(tmp_path):
+    with pytest.raises(UserError, match=r"search.allocate: promote lets experts rest, and an expert that "):
+        check_search(plan(tmp_path, allocate="promote", pack="off"))
+
+
 @pytest.mark.exhaustive("processes")
 def test_elimination_stops_trials_in_lock_step_and_the_closing_lines_say_so(ray_here, tmp_path):
     done = search(plan(tmp_path, rounds=14, comeback=0.0, pack="off"))

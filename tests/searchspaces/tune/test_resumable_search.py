@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +26,7 @@ KINDS = {
     "hyperband": {"kind": "hyperband", "samples": 9, "space": LR},
     "pbt": {"kind": "pbt", "samples": 6, "space": LR, "interval": 4},
     "optuna": {"kind": "optuna", "samples": 12, "space": LR, "sampler": "random", "pruner": "median", "grace": 2},
+    "promote": {"kind": "hedge", "samples": 9, "space": LR, "allocate": "promote", "deploy_every": 0},
     "halving": {"kind": "optuna", "samples": 9, "space": LR, "sampler": "tpe", "pruner": "halving", "grace": 2},
 }
 
@@ -44,7 +45,9 @@ class Machine:
 
     def __init__(self, folder: Path, settings: dict, slots: int):
         self.folder, self.slots, self.now, self.order = folder, slots, 0, count()
-        self.spec = plan(folder, rounds=ROUNDS, search={**settings, "report_every": STRIDE})
+        self.spec = plan(
+            folder, rounds=ROUNDS, evaluation={"every": STRIDE}, search={**settings, "report_every": STRIDE}
+        )
         self.models: dict[int, list[float]] = {}
         """The part of a run folder that a kill leaves: rates of the rounds that a trial's model has trained."""
         self.copies: dict[int, int] = {}
@@ -59,7 +62,8 @@ class Machine:
         journal = ReportJournal(self.folder / "reports.jsonl")
         known = self.spec.configurations or journal.proposals
         setup = SearchSetup(
-            self.spec.experiment, self.spec.values, known, self.folder / "run" / "j", lambda record: None, print
+            *(self.spec.experiment, self.spec.values, known, self.folder / "run" / "j", lambda record: None, print),
+            room=self.slots,
         )
         config = tuner_spec(self.spec.search, setup, None, self.slots)
         scheduler = ResumableScheduler(config.config.scheduler, journal, self.spec.experiment.seed)
@@ -157,7 +161,12 @@ class Machine:
 def test_a_search_that_is_killed_after_any_report_decides_as_an_undisturbed_one(tmp_path, name, slots):
     calm = Machine(tmp_path / "calm", KINDS[name], slots)
     assert calm.run()
-    if name == "pbt":
+    if name == "promote":
+        # No trial is stopped, and most rest before others.
+        assert {len(model) for model in calm.models.values()} == {ROUNDS}
+        numbers = [number for number, *_ in calm.reports]
+        assert sum(a != b for a, b in pairwise(numbers)) > 2 * len(calm.models)
+    elif name == "pbt":
         assert any(calm.copies.values())
     else:
         assert len({len(model) for model in calm.models.values()}) > 1
@@ -169,7 +178,7 @@ def test_a_search_that_is_killed_after_any_report_decides_as_an_undisturbed_one(
         assert killed.end == calm.end
 
 
-@pytest.mark.parametrize("name", ["asha", "hyperband", "optuna", "halving"])
+@pytest.mark.parametrize("name", ["asha", "hyperband", "optuna", "halving", "promote"])
 def test_a_trial_whose_process_starts_again_is_judged_once_by_each_report(tmp_path, name):
     calm = Machine(tmp_path / "calm", KINDS[name], 1)
     assert calm.run()

@@ -55,7 +55,7 @@ def test_the_test_score_of_the_winner_is_shown_once(finished):
 
 def test_a_selection_by_test_samples_says_so(finished, capsys):
     values = finished.spec.resolved
-    values["search"] |= {"metric": "test_accuracy", "allow_test_selection": True}
+    values["search"] |= {"metric": "test_accuracy", "allow_test_selection": True, "smooth": 0.0}
     same = replace(finished, spec=parse_search(values))
     assert same.best.name == "001"
     assert TEST_NOTE in same._repr_html_()

@@ -1,0 +1,30 @@
+"""Smooths the metric by which a search ranks its trials, so that the noise of a single evaluation does not decide."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from hedgerow.platform.storage.history import RoundRecord
+
+
+def smoothed(values: Sequence[float], smooth: float) -> float:
+    """Mean of the last ceil(smooth * n) of n values, at least of the last one.
+
+    If some of these are not finite, the last one that is not is returned. values: at least one.
+    """
+    # The product may exceed a whole number by a rounding error.
+    window = values[-max(1, math.ceil(smooth * len(values) - 1e-9)) :]
+    endless = [value for value in window if not math.isfinite(value)]
+    return endless[-1] if endless else fmean(window)
+
+
+def score_of(records: Sequence[RoundRecord], metric: str, smooth: float) -> float | None:
+    """Smoothed value of a metric over the rounds that have it; None if no round has it."""
+    values = [record[metric] for record in records if record.get(metric) is not None]
+    return smoothed(values, smooth) if values else None
+
+
+def report_scores(records: Sequence[RoundRecord], metric: str, smooth: float) -> RoundRecord:
+    """Entry of a trial's report that replaces the last value of the metric by the smoothed one; {} without `smooth`."""
+    score = score_of(records, metric, smooth) if smooth else None
+    return {} if score is None else {metric: score}
