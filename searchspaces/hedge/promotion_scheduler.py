@@ -40,6 +40,7 @@ class PromotionScheduler(TrialScheduler):
         self._metric = self.objective = metric
         self.rule, self.room, self.mode, self.seed = rule, room, mode, seed
         self.low, self.high = range or (0.0, 1.0)
+        self._is_accuracy = mode == "max" and range is None
         self.deployment, self.on_block = deployment, on_block
         self.error: UserError | None = None
         """Error that ended the search when trials reported invalid metrics; Tune passes on only its traceback."""
@@ -105,7 +106,7 @@ class PromotionScheduler(TrialScheduler):
             self.rule.start(self.rule.next_block(expert))
         value, self._rounds[expert] = result[self.objective], result[ROUND]
         try:
-            if self.mode == "max" and self.range is None:
+            if self._is_accuracy:
                 check_accuracy(self.objective, value, expert, result[ROUND])
         except UserError as error:
             self.error = error
