@@ -656,7 +656,7 @@ def test_a_secret_variable_is_recorded_by_its_name(here, monkeypatch):
     monkeypatch.setenv("WEBHOOK_TOKEN", "geheim-hook")
     (here / "next_door.py").write_text(
         "from pathlib import Path\nfrom hedgerow import Logger\n\n\nclass Hook(Logger):\n"
-        "    def __init__(self, url):\n        self.url = url\n\n    def on_start(self, run):\n"
+        "    def __init__(self, url):\n        self.url = url\n\n    def start(self, run):\n"
         "        Path('hook.txt').write_text(self.url)\n"
     )
     hook = "{name: next_door.Hook, args: {url: 'https://${env:WEBHOOK_TOKEN}'}}"
