@@ -26,8 +26,8 @@ from measuring import conditions, write_results
 from workloads import WORKLOADS, Workload
 
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import build_data, build_partition
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))

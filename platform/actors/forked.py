@@ -36,7 +36,7 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.mapped_arrays import LARGE, concatenated, shared_file
 from hedgerow.platform.runtime.aggregation import sum_trees
-from hedgerow.platform.runtime.launch import worker_arguments
+from hedgerow.platform.runtime.coordinator import worker_arguments
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.state_store import MappedMemory
 from hedgerow.platform.runtime.transport import Answer

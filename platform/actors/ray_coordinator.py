@@ -28,7 +28,7 @@ from hedgerow.platform.actors.session import node_resources, on_cluster, ray_ses
 from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.runtime.launch import build_coordinator
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord

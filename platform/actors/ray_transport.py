@@ -27,7 +27,7 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, sum_trees
-from hedgerow.platform.runtime.launch import worker_arguments
+from hedgerow.platform.runtime.coordinator import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.runtime.shards import ObjectsLost, WorkShard
 from hedgerow.platform.runtime.state_store import MappedMemory, release_maps

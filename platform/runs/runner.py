@@ -36,8 +36,8 @@ from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
 from hedgerow.platform.runs.run_in_mlflow import logger_of_run
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import Data, check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.mirror import Mirror

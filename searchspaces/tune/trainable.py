@@ -23,9 +23,8 @@ from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
-from hedgerow.platform.runtime.coordinator import Coordinator
+from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.factory import build_partition
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint

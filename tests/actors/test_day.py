@@ -8,8 +8,8 @@ from ray_clusters import Nodes, environment, until
 from ray_runs import small
 
 from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.tracking.tracker import RunLog
 
 pytestmark = [pytest.mark.exhaustive("kills"), pytest.mark.timeout(900)]

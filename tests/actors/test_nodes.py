@@ -16,8 +16,8 @@ from ray_runs import small
 from searches import one_after_the_other, plan
 
 from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog

@@ -16,8 +16,8 @@ from searches import plan
 
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import parse_tree
 from hedgerow.platform.tracking.tracker import RunLog
 

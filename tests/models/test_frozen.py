@@ -10,8 +10,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.run_in_mlflow import save_final_model
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import build_data, build_module, check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.searchspaces.spaces.space import without_slots
 
 TRAINED, ALL = 170, 1210

@@ -13,8 +13,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.models.build import build_model
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import build_data, check
-from hedgerow.platform.runtime.launch import build_coordinator
 
 SHAPE = (1, 8, 8)
 

@@ -23,8 +23,8 @@ from hedgerow.platform.models.build import build_model
 from hedgerow.platform.models.probe import vmap_objection
 from hedgerow.platform.models.vmap_check import vmap_reason
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import build_data, build_module, check
-from hedgerow.platform.runtime.launch import build_coordinator
 
 VALIDATION = {"validation": {"fraction": 0.2, "from": "clients"}}
 STATISTICS = {"2.running_mean", "2.running_var", "2.num_batches_tracked"}

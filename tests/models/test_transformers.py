@@ -10,8 +10,8 @@ from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import build_data, build_module, check
-from hedgerow.platform.runtime.launch import build_coordinator
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")

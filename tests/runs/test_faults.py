@@ -23,8 +23,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog

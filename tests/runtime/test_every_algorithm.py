@@ -8,8 +8,8 @@ import torch
 from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithms
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.ui.explained_experiment import complete
 
 LOOP, VMAP = {"mode": "loop", "chunk": 1}, {"mode": "vmap", "chunk": 2}

@@ -16,9 +16,8 @@ from hedgerow.api import run as run_again
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.user_cache import discard, read_entry, write_entry
 from hedgerow.platform.runs.runner import resume, run
-from hedgerow.platform.runtime.coordinator import Coordinator
+from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 MEASURED = {"engine": {"mode": "auto"}, "rounds": 6, "checkpoints__every": 1000}

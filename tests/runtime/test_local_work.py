@@ -9,9 +9,9 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import draw_batches, draw_pooled_batches, sample_clients
 from hedgerow.platform.data.validation_noise import ValidationNoise
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.exchange_costs import drawn_samples
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 
 SIZES = np.array([7, 1, 12, 5])
 CLIENTS = np.array([0, 1, 3])

@@ -12,10 +12,9 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
-from hedgerow.platform.runtime.coordinator import Coordinator
+from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, ObjectsLost
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder

@@ -6,8 +6,8 @@ from numpy.testing import assert_allclose
 
 from hedgerow.algorithms.core.messages import Predictions
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 
 ROUNDS = 2
 FEDERATED = {"kind": "dirichlet", "clients": 6, "alpha": 0.3}

@@ -12,8 +12,8 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sampling import poisson_clients
 from hedgerow.platform.privacy import accounting
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.coordinator import build_servers, worker_arguments
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_servers, worker_arguments
 from hedgerow.platform.runtime.worker import Worker
 
 pytest.importorskip("dp_accounting")

@@ -4,8 +4,8 @@ import pytest
 from families import INLINE
 from ray_runs import small
 
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.server import MOST_QUARANTINED
 
 

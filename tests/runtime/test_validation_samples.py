@@ -19,8 +19,8 @@ from hedgerow.platform.data.partitions.random_splits import IID, Dirichlet
 from hedgerow.platform.data.public_pool import hold_back
 from hedgerow.platform.data.validation_samples import hold_back_pool, hold_back_shares
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 
 DATA = replace(blobs(samples=400, classes=4), train_clients=np.arange(300) % 7)
 

@@ -31,8 +31,8 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.schedule_section import Schedule
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import build_data, check_task
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.runtime.shards import ObjectsLost
 from hedgerow.platform.schedules.events import COUNT, EventQueue, Flight, groups
 from hedgerow.platform.schedules.stale_round import StaleRound

@@ -22,8 +22,8 @@ from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, save_tree, write_checkpoint
 from hedgerow.platform.storage.history import History
 from hedgerow.platform.storage.mirror import Mirror

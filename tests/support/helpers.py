@@ -20,8 +20,7 @@ from hedgerow.platform.config.registries import ObjectiveConfig, TransformConfig
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.config.slots_section import SLOT_SECTIONS, AggregationConfig
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.runtime.coordinator import Coordinator
-from hedgerow.platform.runtime.launch import build_executor
+from hedgerow.platform.runtime.coordinator import Coordinator, build_executor
 from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.server import FederatedServer
 from hedgerow.platform.runtime.transport import InProcess

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runtime.coordinator import Coordinator
+from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator, worker_arguments
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator, worker_arguments
 from hedgerow.platform.runtime.transport import Answer, InProcess
 from hedgerow.platform.runtime.worker import Worker
 

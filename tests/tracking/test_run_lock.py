@@ -18,8 +18,8 @@ from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import open_coordinator, resume, run
+from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.storage import run_lock
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run

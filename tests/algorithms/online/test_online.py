@@ -24,9 +24,8 @@ from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.data.sampling import draw_pooled_batches
 from hedgerow.platform.runs.runner import resume, run
-from hedgerow.platform.runtime.coordinator import Coordinator
+from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.factory import build_data
-from hedgerow.platform.runtime.launch import build_coordinator
 from hedgerow.platform.tracking.summary import meta_regret
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.spaces.search_file import parse_search

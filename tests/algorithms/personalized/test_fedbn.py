@@ -12,8 +12,8 @@ from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.personalized.fedbn import FedBN
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.runtime.coordinator import build_servers, worker_arguments
 from hedgerow.platform.runtime.factory import build_data, check_task
-from hedgerow.platform.runtime.launch import build_servers, worker_arguments
 from hedgerow.platform.runtime.worker import Worker
 
 CLIENTS = np.arange(6)
