@@ -1,5 +1,6 @@
 """Section of the experiment file for a logger."""
 
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -41,18 +42,27 @@ class LoggerChoice(NamedSection):
         """Create the logger. Raises UserError."""
         kind = loggers.resolve(self.name)
         public = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-        unknown = next((name for name in public if name not in HOOKS and nearest(name, HOOKS)), None)
+        others = [name for name in public if name not in HOOKS]
+        if overrides(kind, HOOKS):
+            # Helpers of its own may have any name but one that is meant as a hook.
+            others = [name for name in others if name.startswith("on_") or get_close_matches(name, HOOKS, 1, 0.9)]
+        unknown = next((name for name in others if nearest(name, HOOKS)), None)
         if unknown or not overrides(kind, HOOKS):
             what = f"a method {unknown}, which is never called{nearest(unknown, HOOKS)}" if unknown else "no hook"
             raise UserError(f"tracking.also: {self.name} has {what} (called: {', '.join(HOOKS)})")
         try:
-            return kind(**_filled(self.args))
+            logger: Logger = kind(**_filled(self.args))
         except UserError:
             raise
         except Exception as error:
             raise UserError(
                 f"tracking.also: {self.name} cannot be created from its args ({failure(error)}); see its __init__"
             ) from error
+        if overrides(kind, ["add_metrics"]) and not logger.adds:
+            raise UserError(
+                f"tracking.also: {self.name} has add_metrics, and its `adds` is empty; set it to their names"
+            )
+        return logger
 
 
 def _filled(value: Any) -> Any:

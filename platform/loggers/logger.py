@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.common.errors import UserError, first_line
+from hedgerow.platform.common.errors import first_line
 
 Record = dict[str, Any]
 
@@ -34,6 +34,9 @@ class Logger:
     records alone: a resumed run calls them again with the records before, and continues with the same decisions.
     """
 
+    adds: tuple[str, ...] = ()
+    """Names of the metrics that `add_metrics` returns. The records that it receives do not have them, of any logger."""
+
     def start(self, run: LoggedRun) -> None:
         """Called before the first round, and again when the run is resumed."""
 
@@ -56,7 +59,7 @@ class Logger:
         return None
 
 
-HOOKS = [name for name in vars(Logger) if not name.startswith("_")]
+HOOKS = [name for name, value in vars(Logger).items() if callable(value) and not name.startswith("_")]
 DECIDING = ("add_metrics", "keep_checkpoint", "stop")
 """Hooks that are called by the coordinator."""
 
@@ -74,16 +77,20 @@ class Loggers:
 
     def __init__(self, loggers: Iterable[tuple[str, Logger]], warn: Callable[[str], None]):
         self.loggers, self.warn = list(loggers), warn
+        self._ended: list[Logger] = []
 
-    def call(self, hook: str, *arguments: Any) -> list[tuple[tuple[str, Logger], Any]]:
-        """Call a hook of the loggers that have it, with copies of the arguments; returns their answers."""
+    def call(
+        self, hook: str, *arguments: Any, read: Callable[[Logger, Any], Any] = lambda logger, answer: answer
+    ) -> list[tuple[tuple[str, Logger], Any]]:
+        """Call a hook of the loggers that have it, with copies of the arguments; returns their answers.
+
+        read: takes a logger and its answer, and returns the answer as it is used; if it fails, the logger has failed.
+        """
         answers = []
         for one in [one for one in self.loggers if overrides(type(one[1]), [hook])]:
             name, logger = one
             try:
-                answers.append((one, getattr(logger, hook)(*deepcopy(arguments))))
-            except UserError:
-                raise
+                answers.append((one, read(logger, getattr(logger, hook)(*deepcopy(arguments)))))
             except Exception as error:  # a failure of a logger must never end a run
                 self.loggers = [other for other in self.loggers if other is not one]
                 self.warn(
@@ -91,3 +98,10 @@ class Loggers:
                     "switched off; the run is not affected"
                 )
         return answers
+
+    def end(self, status: str, summary: dict[str, Any], loggers: Iterable[tuple[str, Logger]] | None = None) -> None:
+        """Call `end` of all loggers, or of some of them, at most once each."""
+        for one in list(self.loggers if loggers is None else loggers):
+            if not any(one[1] is ended for ended in self._ended):
+                self._ended.append(one[1])
+                Loggers([one], self.warn).call("end", status, summary)

@@ -190,7 +190,7 @@ def _carry_out(
             draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
             draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
             draw_staleness({experiment.name: records}, folder.figures)
-        loggers.call("end", "finished", summary)
+        loggers.end("finished", summary)
     own = data if (folder.record().get("data") or {}).get("own") else None
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
 
@@ -292,7 +292,9 @@ def recorded(folder: RunFolder, lock: RunLock, loggers: Loggers) -> Iterator[Ter
             termination.is_handled = True
             raise _interrupted(folder, lock, loggers, signal_of(error)) from None
         except BaseException as error:
-            if folder.record()["status"] != "finished":
+            if folder.record()["status"] == "finished":
+                _end_others(folder, loggers)
+            else:
                 _note_end(folder, lock, loggers, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed")
             if is_exhausted(error):
                 raise UserError(
@@ -307,6 +309,7 @@ def recorded(folder: RunFolder, lock: RunLock, loggers: Loggers) -> Iterator[Ter
 def _interrupted(folder: RunFolder, lock: RunLock, loggers: Loggers, number: int) -> Interrupted:
     """Record the interruption by a signal; returns the exception to raise."""
     if folder.record()["status"] == "finished":
+        _end_others(folder, loggers)
         advice = f"; `hedgerow push {folder}` records it in MLflow" if MLFLOW in dict(loggers.loggers) else ""
         return Interrupted(folder, number, f"{folder} is finished{advice}")
     try:
@@ -322,4 +325,10 @@ def _note_end(folder: RunFolder, lock: RunLock, loggers: Loggers, status: str) -
     with suppress(OSError):
         if not lock.claim.is_lost:
             folder.update(status=status)
-    loggers.call("end", status, {})
+    loggers.end(status, {})
+
+
+def _end_others(folder: RunFolder, loggers: Loggers) -> None:
+    """End the loggers of a finished run whose figures were interrupted, but for MLflow: `hedgerow push` does that."""
+    others = [one for one in loggers.loggers if one[0] != MLFLOW]
+    loggers.end("finished", folder.record()["summary"], others)

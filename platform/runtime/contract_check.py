@@ -232,8 +232,10 @@ class _DryRun:
             self.algorithm.middleware = [self.contract, *middleware]
             worker = Worker([self.algorithm], *self.data, self.experiment.seed)
             worker.samples = {place: _few(some, samples) for place, some in worker.samples.items()}
-            self._run(cohort, worker, "loop", samples)
-            if self._may_batch():
+            may_batch, is_forced = self._may_batch(), self.experiment.engine.mode == "vmap"
+            if not (may_batch and is_forced):
+                self._run(cohort, worker, "loop", samples)
+            if may_batch:
                 try:
                     self._run(cohort, worker, "vmap", samples)
                 except (UserError, ContractError, ChunkTooLarge):
@@ -241,6 +243,9 @@ class _DryRun:
                 except Exception as error:
                     if is_exhausted(error):
                         raise
+                    if is_forced:
+                        # A step that fails for one client, too, is reported as that.
+                        self._run(cohort, worker, "loop", samples)
                     raise self._not_batched(worker.samples["clients"], error) from error
 
     def _run(self, cohort: Cohort, worker: Worker, mode: Any, samples: int) -> None:

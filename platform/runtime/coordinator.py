@@ -175,7 +175,7 @@ class Coordinator:
         return list(self._warnings)
 
     def ended(self) -> str | None:
-        """Reason why the first variant is over; None: it is not, or it has run all rounds or reached its targets."""
+        """Reason why a logger ends the first variant after its last record; None: none does."""
         return self.servers[0].decisions.reason
 
     def _warn(self, sentence: str) -> None:

@@ -186,8 +186,9 @@ class StateStore:
             mine = clients[of == number]
             records = self.memory.read(self._final[mine])
             if self.memory.is_scattered:
+                places = self.memory.put(records)
                 self.memory.release(self._final[mine])
-                self._final[mine] = self._current[mine] = self.memory.put(records)
+                self._final[mine] = self._current[mine] = places
             save_tree({"clients": torch.from_numpy(mine), "states": self.layout.unpack(records)}, folder / name)
         return linked
 

@@ -69,6 +69,13 @@ def reaches(record: RoundRecord, target: float, metric: str, mode: str | None) -
     return value is not None and (value <= target if mode == "min" else value >= target)
 
 
+def _numbers(logger: Logger, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics that a logger adds, as numbers. Raises ValueError for names that it has not declared."""
+    if unknown := next((metric for metric in metrics if metric not in logger.adds), None):
+        raise ValueError(f"`adds` does not name {unknown}")
+    return {metric: float(value) for metric, value in metrics.items()}
+
+
 class Decisions:
     """Decisions of a run's loggers after each round: metrics to add, checkpoints to keep, and the end of the run.
 
@@ -109,9 +116,10 @@ class Decisions:
 
         The record of a round before a resume has them, so that the loggers must give the same values again.
         """
-        for (name, _), metrics in self._loggers.call("add_metrics", record):
-            for metric, value in metrics.items():
-                number = float(value)
+        added = {metric for _, logger in self._loggers.loggers for metric in logger.adds}
+        measured = {metric: value for metric, value in record.items() if metric not in added}
+        for (name, _), metrics in self._loggers.call("add_metrics", measured, read=_numbers):
+            for metric, number in metrics.items():
                 if (known := record.setdefault(metric, number)) != number and not known != known:
                     raise UserError(
                         f"tracking.also: {name} adds {metric} = {number} to round {record['round']}, which has "

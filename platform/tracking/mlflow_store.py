@@ -193,23 +193,23 @@ class MlflowStore:
         # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
         history = self.client.get_metric_history(run_id, self.named(self.clock))
         self._last = max((metric.step for metric in history), default=0)
-        self._before: RoundRecord = {}
-        self._held: set[str] = set()
-        """Metrics whose value in the record before was not recorded, because it had not changed."""
+        self._latest: tuple[RoundRecord, set[str]] = {}, set()
+        """Latest record, and its metrics that were not recorded because they had not changed."""
 
     def log(self, records: list[RoundRecord]) -> None:
         """Record rounds, except those that are recorded already, each at the time of its training."""
         batch: list[Metric] = []
         for record in records:
-            before, held, self._before = self._before, self._held, record
+            before, held = self._latest
             # Counts are recorded in their first round, and in the rounds before and after a change.
             counts = (TRAFFIC | COHORT) - {self.clock}
-            self._held = {key for key in counts & record.keys() if before.get(key) == record[key]}
+            unchanged = {key for key in counts & record.keys() if before.get(key) == record[key]}
+            self._latest = record, unchanged
             if record["round"] <= self._last:
                 continue
             # Each call has whole rounds, the clock last: after a failed call it shows which rounds have arrived.
-            names = sorted(record.keys() - {"round"} - self._held, key=lambda key: key == self.clock)
-            ends = {key: before[key] for key in held - self._held}
+            names = sorted(record.keys() - {"round"} - unchanged, key=lambda key: key == self.clock)
+            ends = {key: before[key] for key in held - unchanged}
             metrics = self._metrics(before, ends) + self._metrics(record, {key: record[key] for key in names})
             if len(batch) + len(metrics) > _PER_CALL:
                 self._send(batch)

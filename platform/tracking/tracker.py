@@ -82,6 +82,9 @@ class MlflowLogger(Logger):
         self.folder, self._open_store, self._save, self._patience = folder, open_store, save, patience
         self._show, self.warnings = show, [] if warnings is None else warnings
         self._store: Any = None
+        self._sent_to: Any = None
+        self._sent: list[RoundRecord] = []
+        """Store that has answered last, and its last two records."""
         self._records: queue.SimpleQueue[RoundRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
         self._finishing, self._abandoned = threading.Event(), threading.Event()
@@ -180,8 +183,10 @@ class MlflowLogger(Logger):
     def _send(self, records: list[RoundRecord]) -> None:
         store = self._store or self._open_store()
         self._store = None
-        store.log(records)
-        self._store = store
+        # A new store skips what is recorded, and learns from it which counts have not changed.
+        store.log(records if self._sent_to is store else [*self._sent, *records])
+        self._store = self._sent_to = store
+        self._sent = [*self._sent, *records][-2:]
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         try:

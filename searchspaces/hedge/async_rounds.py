@@ -51,6 +51,51 @@ class LossSpread(NamedTuple):
         return self.rounds >= SOME and self.widest > self.total / 2
 
 
+class LossScale:
+    """Losses of a metric: in [0, 1], or without `range`, of a metric to be minimised, as they are.
+
+    seen, clipped: numbers of values with a range so far, and of those outside it.
+    """
+
+    def __init__(self, metric: str, mode: str, range: tuple[float, float] | None):
+        self.metric, self.mode, self.range = metric, mode, range
+        self.seen = self.clipped = 0
+
+    def check(self, value: float, expert: int, round: int) -> None:
+        """Raises UserError when a metric to be maximised, without a range, is not an accuracy between 0 and 1."""
+        is_accuracy = self.mode == "max" and self.range is None
+        if is_accuracy and math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
+            raise UserError(
+                f"metric: expert {expert} reported {self.metric} = {value:g} in round {round}, but a metric to be "
+                "maximised without `range` must be an accuracy between 0 and 1; report a fraction instead of a "
+                "percentage, or set `range` (or mode min for a loss)"
+            )
+
+    def loss(self, value: float, worst: float) -> float:
+        """Returns the loss of a value; `worst` if it is not finite."""
+        if not math.isfinite(value):
+            return worst
+        if self.range is None:
+            # A mean of accuracies of 1 may be off by a rounding error.
+            return value if self.mode == "min" else min(max(1.0 - value, 0.0), 1.0)
+        low, high = self.range
+        scaled = ((value - low) if self.mode == "min" else (high - value)) / (high - low)
+        self.seen += 1
+        self.clipped += not 0 <= scaled <= 1
+        return min(max(scaled, 0.0), 1.0)
+
+    @property
+    def warning(self) -> str | None:
+        """Warning that more than 1 % of the values were outside the range, or None."""
+        if self.clipped <= CLIPPED * self.seen:
+            return None
+        low, high = self.range or (0, 1)
+        return (
+            f"{percent(self.clipped / self.seen)} of the reported values of {self.metric} were outside the range "
+            f"[{low:g}, {high:g}] and were clipped, so Hedge cannot distinguish them; set a wider `range`, or remove it"
+        )
+
+
 class HedgeRounds:
     """Buffers the reports of experts and passes them to Hedge round by round.
 
@@ -95,7 +140,7 @@ class HedgeRounds:
         self.retired: dict[int, bool] = {}
         self._waiting: dict[int, dict[int, RoundRecord]] = {}
         self._worst = 1.0 if mode == "max" or range else -math.inf
-        self._seen = self._clipped = 0
+        self.scale = LossScale(metric, mode, range)
         self._spread = LossSpread()
         self.complete = 0
         """Latest complete round; 0: none."""
@@ -149,7 +194,7 @@ class HedgeRounds:
             self.trials[entry["expert"]] = entry["trial"]
 
     def write_standing(self) -> None:
-        """Append the weights after the latest complete round to the journal, for `read_standing`."""
+        """Append the weights after the latest complete round to the journal, for `HedgeStanding.read`."""
         hedge, weights = self.hedge, self.weights.tolist()
         self._write({"complete": self.complete, "weights": weights, "regret": hedge.regret, "bound": hedge.bound()})
 
@@ -162,7 +207,7 @@ class HedgeRounds:
         """Record reports, each an expert, a round and its metrics; rounds that are complete then wait for `settle`.
 
         Ignores rounds that the expert already reported, rounds without the metric, and retired experts. Raises
-        UserError when the metric is not a number or, if maximised, not an accuracy between 0 and 1.
+        UserError when the metric is not a number or, if maximised without a range, not an accuracy between 0 and 1.
         """
         entries: list[RoundRecord] = []
         try:
@@ -171,8 +216,7 @@ class HedgeRounds:
                     continue
                 known = [name for name in self.averaged if name in metrics]
                 values = {name: _number(metrics[name], name, expert, round) for name in known}
-                if self.mode == "max" and self.range is None:
-                    check_accuracy(self.metric, values[self.metric], expert, round)
+                self.scale.check(values[self.metric], expert, round)
                 entries.append({"expert": expert, "round": round, **values})
                 self._take(expert, round, values)
         finally:
@@ -238,13 +282,7 @@ class HedgeRounds:
                 "than in all other rounds together, so Hedge hardly uses the other rounds to distinguish experts; set "
                 "`range`"
             )
-        if self._clipped <= CLIPPED * self._seen:
-            return None
-        low, high = self.range or (0, 1)
-        return (
-            f"{percent(self._clipped / self._seen)} of the reported values of {self.metric} were outside the range "
-            f"[{low:g}, {high:g}] and were clipped, so Hedge cannot distinguish them; set a wider `range`, or remove it"
-        )
+        return self.scale.warning
 
     def state_dict(self) -> dict[str, Any]:
         """State without the settings, as JSON."""
@@ -253,8 +291,8 @@ class HedgeRounds:
             "latest": self.latest.tolist(),
             "retired": list(self.retired.items()),
             "worst": self._worst,
-            "seen": self._seen,
-            "clipped": self._clipped,
+            "seen": self.scale.seen,
+            "clipped": self.scale.clipped,
             "spread": list(self._spread),
             "elimination": self.elimination.state_dict() if self.elimination else None,
             "waiting": [[round, list(row.items())] for round, row in sorted(self._waiting.items())],
@@ -265,7 +303,7 @@ class HedgeRounds:
         self.hedge.load_state_dict(state["hedge"])
         self.latest = np.array(state["latest"], dtype=np.int64)
         self.retired = dict(state["retired"])
-        self._worst, self._seen, self._clipped = state["worst"], state["seen"], state["clipped"]
+        self._worst, self.scale.seen, self.scale.clipped = state["worst"], state["seen"], state["clipped"]
         self._spread = LossSpread(*state.get("spread", ()))
         if self.elimination and state["elimination"]:
             self.elimination.load_state_dict(state["elimination"])
@@ -304,7 +342,7 @@ class HedgeRounds:
         awake = np.ones(n, dtype=bool)
         for expert in range(n):
             if expert in row:
-                losses[expert] = self._loss(row[expert][self.metric], worst)
+                losses[expert] = self.scale.loss(row[expert][self.metric], worst)
             else:
                 awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
         weights = self.weights
@@ -385,18 +423,6 @@ class HedgeRounds:
             self._write({"mixed": round, **score._asdict()})
         return score
 
-    def _loss(self, value: float, worst: float) -> float:
-        if not math.isfinite(value):
-            return worst
-        if self.range is None:
-            # A mean of accuracies of 1 may be off by a rounding error.
-            return value if self.mode == "min" else min(max(1.0 - value, 0.0), 1.0)
-        low, high = self.range
-        scaled = ((value - low) if self.mode == "min" else (high - value)) / (high - low)
-        self._seen += 1
-        self._clipped += not 0 <= scaled <= 1
-        return min(max(scaled, 0.0), 1.0)
-
     def _mean(self, name: str, row: dict[int, RoundRecord]) -> float | None:
         """Mean of a metric under p^t, over the experts that reported a finite value."""
         mask = np.array([math.isfinite(row.get(i, {}).get(name, math.nan)) for i in range(len(self.latest))])
@@ -450,16 +476,6 @@ def renumber(journal: Path, experts: int) -> None:
 
 def _lines(entries: Iterable[RoundRecord]) -> str:
     return "".join(seal(entry) + "\n" for entry in entries)
-
-
-def check_accuracy(metric: str, value: float, expert: int, round: int) -> None:
-    """Raises UserError when a metric to be maximised, without a range, is not an accuracy between 0 and 1."""
-    if math.isfinite(value) and not -ROUNDING <= value <= 1 + ROUNDING:
-        raise UserError(
-            f"metric: expert {expert} reported {metric} = {value:g} in round {round}, but a metric to be "
-            "maximised without `range` must be an accuracy between 0 and 1; report a fraction instead of a "
-            "percentage, or set `range` (or mode min for a loss)"
-        )
 
 
 def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:

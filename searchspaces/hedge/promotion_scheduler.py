@@ -1,6 +1,5 @@
 """Promotion as a scheduler of Ray Tune: a trial is an expert, which trains for a block of work and then rests."""
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,19 +8,20 @@ from ray.tune.schedulers import TrialScheduler
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.searchspaces.hedge.async_rounds import check_accuracy
+from hedgerow.searchspaces.hedge.async_rounds import LossScale
 from hedgerow.searchspaces.hedge.deployment import Deployment, draw
 from hedgerow.searchspaces.hedge.promotion import Promotion
 from hedgerow.searchspaces.hedge.scheduler import ROUND
 from hedgerow.searchspaces.spaces.packing import members
+from hedgerow.searchspaces.spaces.smoothing import tie_breaker
 
 
 class PromotionScheduler(TrialScheduler):
     """Lets trials train by the blocks of `Promotion`, and pauses them with a checkpoint between two blocks.
 
-    rule: gives the work. room: trials that train at once. metric, mode: objective; a metric to be maximised is an
-    accuracy in [0, 1]. range: (low, high) of a metric to be minimised. seed: of the draws of the policy `sample`.
-    deployment: deploys a model after each block, of the policy leader or sample; None: none. on_block: called with the
+    rule: gives the work. room: trials that train at once. metric, mode: objective. range: its (low, high); None: it is
+    an accuracy in [0, 1]. seed: of the draws of the policy `sample`. deployment: deploys a model after each block, of
+    the policy leader or sample; None: none. warn: takes a sentence about clipped losses. on_block: called with the
     record of each block.
     """
 
@@ -34,13 +34,13 @@ class PromotionScheduler(TrialScheduler):
         range: tuple[float, float] | None = None,
         seed: int = 0,
         deployment: Deployment | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
         on_block: Callable[[RoundRecord], None] = lambda record: None,
     ):
         super().__init__()
         self._metric = self.objective = metric
-        self.rule, self.room, self.mode, self.seed = rule, room, mode, seed
-        self.low, self.high = range or (0.0, 1.0)
-        self._is_accuracy = mode == "max" and range is None
+        self.rule, self.room, self.seed = rule, room, seed
+        self.scale, self.warn = LossScale(metric, mode, range), warn
         self.deployment, self.on_block = deployment, on_block
         self.error: UserError | None = None
         """Error that ended the search when trials reported invalid metrics; Tune passes on only its traceback."""
@@ -77,9 +77,8 @@ class PromotionScheduler(TrialScheduler):
         self._end(_expert(trial), failed=True)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        # Tune restarts it from its checkpoint as long as `max_failures` allows.
-        if not trial.should_recover():
-            self._end(_expert(trial), failed=True)
+        # ResumableScheduler passes on permanent failures alone.
+        self._end(_expert(trial), failed=True)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         self._assign()
@@ -98,6 +97,8 @@ class PromotionScheduler(TrialScheduler):
 
     def _end(self, expert: int, failed: bool) -> None:
         self.rule.end(expert, failed)
+        if len(self.rule.ended) == len(self.rule.losses) and self.scale.warning:
+            self.warn(self.scale.warning)
         self._assign()
 
     def _report(self, expert: int, result: RoundRecord) -> None:
@@ -106,14 +107,11 @@ class PromotionScheduler(TrialScheduler):
             self.rule.start(self.rule.next_block(expert))
         value, self._rounds[expert] = result[self.objective], result[ROUND]
         try:
-            if self._is_accuracy:
-                check_accuracy(self.objective, value, expert, result[ROUND])
+            self.scale.check(value, expert, result[ROUND])
         except UserError as error:
             self.error = error
             raise
-        scaled = (value - self.low) / (self.high - self.low)
-        loss = min(max(1 - scaled if self.mode == "max" else scaled, 0.0), 1.0) if math.isfinite(value) else math.nan
-        suffered = self.rule.report(expert, loss, result.get("validation_loss", math.inf))
+        suffered = self.rule.report(expert, self.scale.loss(value, 1.0), tie_breaker([result], self.objective))
         if suffered is not None:
             self._close(expert, suffered)
         if self.deployment is not None:

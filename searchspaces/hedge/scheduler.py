@@ -267,6 +267,7 @@ class HedgeScheduler(TrialScheduler):
         # Only now, so that trials train meanwhile.
         self.rounds.settle()
         self._record()
+        self._retire_forgotten(tune_controller)
         self._fit_number(tune_controller)
         waiting = [trial for trial in trials if trial.status == Trial.PAUSED]
         if not waiting:
@@ -290,6 +291,15 @@ class HedgeScheduler(TrialScheduler):
                 self._holding.pop(trial.trial_id, None)
                 self._pausing.discard(trial.trial_id)
                 self._end(trial, penalised=trial.status == Trial.ERROR)
+
+    def _retire_forgotten(self, tune_controller: Any) -> None:
+        """Retire experts whose trials began after the last snapshot of a restored search, unless Tune may still create
+        them again.
+        """
+        present = self._experts.keys()
+        forgotten = [one for one, name in self.rounds.trials.items() if name not in present and one in self._unfinished]
+        if forgotten and tune_controller.search_alg.is_finished():
+            self._finish(forgotten, penalised=False)
 
     def _end_stopped(self, tune_controller: Any, trials: list[Trial]) -> None:
         """End the trials that elimination has stopped while they waited for others."""
@@ -393,11 +403,7 @@ class HedgeScheduler(TrialScheduler):
         for trial in trials:
             self._enter(tune_controller, trial)
             self._check_complete(trial)
-        present = {trial.trial_id for trial in trials}
-        for expert, name in list(self.rounds.trials.items()):
-            if name not in present:
-                # Tune forgot a trial that began after its last snapshot.
-                self._finish([expert], penalised=False)
+        self._retire_forgotten(tune_controller)
         self._fit_number(tune_controller)
         self._limited = sum(map(len, self._experts.values())) < len(self.rounds.latest)
         if self._limited and self.strict:

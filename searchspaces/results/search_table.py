@@ -76,7 +76,8 @@ class SearchTable:
         self._seen[index].update(record)
         self._states[index] = "running"
         value = record.get(self.metric, math.nan)
-        self._values[index][record["round"]] = value
+        if self.metric in record:
+            self._values[index][record["round"]] = value
         # Best over all rounds: a later drop in accuracy does not change it.
         if math.isfinite(value) and self._sign * value < self._sign * self._best.get(index, self._sign * math.inf):
             self._best[index] = value
@@ -149,7 +150,7 @@ class SearchTable:
 
         def place(i: int) -> tuple[bool, float]:
             # NaN: not evaluated.
-            values = [value for value in self._values[i].values() if not math.isnan(value)]
+            values = list(self._values[i].values())
             score = smoothed(values, self.smooth) if values else math.nan
             return (False, self._sign * score) if math.isfinite(score) else (True, 0.0)
 

@@ -13,7 +13,7 @@ from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import first_to, is_no_share, measured, target_heading, target_label
-from hedgerow.searchspaces.spaces.smoothing import score_of
+from hedgerow.searchspaces.spaces.smoothing import score_of, tie_breaker
 
 Row = dict[str, Any]
 
@@ -107,19 +107,6 @@ def trial_label(trial: Trial, names: dict[str, str]) -> str:
 def final_value(records: list[RoundRecord], metric: str) -> float | None:
     """Value of the metric in the last round that has it; None if no round has it."""
     return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
-
-
-def tie_breaker(records: list[RoundRecord], metric: str) -> float:
-    """Final loss that orders trials with equal values of a metric: on validation samples or, without any, on the
-    samples of the metric. Infinite if there is none: such trials keep their order.
-
-    An accuracy on few samples has few values, so that ties are frequent.
-    """
-    for name in ("validation_loss", f"{metric.partition('_')[0]}_loss"):
-        loss = final_value(records, name)
-        if loss is not None:
-            return loss if math.isfinite(loss) else math.inf
-    return math.inf
 
 
 def ranked(trials: list[Trial], metric: str, mode: str, smooth: float = 0.0) -> list[Trial]:

@@ -28,3 +28,16 @@ def report_scores(records: Sequence[RoundRecord], metric: str, smooth: float) ->
     """Entry of a trial's report that replaces the last value of the metric by the smoothed one; {} without `smooth`."""
     score = score_of(records, metric, smooth) if smooth else None
     return {} if score is None else {metric: score}
+
+
+def tie_breaker(records: list[RoundRecord], metric: str) -> float:
+    """Final loss that orders trials with equal values of a metric: on validation samples or, without any, on the
+    samples of the metric. Infinite if there is none: such trials keep their order.
+
+    An accuracy on few samples has few values, so that ties are frequent.
+    """
+    for name in ("validation_loss", f"{metric.partition('_')[0]}_loss"):
+        loss = score_of(records, name, 0.0)
+        if loss is not None:
+            return loss if math.isfinite(loss) else math.inf
+    return math.inf

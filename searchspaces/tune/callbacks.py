@@ -66,7 +66,6 @@ class SearchCallback(tune.Callback):
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
         self.blocks = RunLog(folder / BLOCKS, BlockRecord)
-        self.blocks.path.unlink(missing_ok=True)
         self.warnings: dict[str, None] = {}
         self.loggers = TrialLoggers(folder, spec, lambda sentence: self.warnings.update({sentence: None}))
         self._reported: dict[int, int] = {}

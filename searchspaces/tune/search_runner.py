@@ -360,6 +360,9 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         listener.is_idle = scheduler.is_holding
     listener.health = RayHealth(folder.path, listener.lock.claim)
     total = trials if tuning.space is not None else tuning.config.num_samples
+    if len(complete) < total:
+        # Written again as the reports are repeated.
+        listener.blocks.path.unlink(missing_ok=True)
     try:
         # Tune needs a trial to run.
         with _environment(*WAITING) if resumes else nullcontext():

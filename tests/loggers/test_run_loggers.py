@@ -4,6 +4,7 @@ import math
 import random
 import struct
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from searches import plan
 from tensorboardX.proto.event_pb2 import Event
 
 from hedgerow import Logger
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import Interrupted, UserError
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.loggers.metric_groups import grouped
 from hedgerow.platform.runs import runner
@@ -72,6 +73,8 @@ class Gap(Logger):
     samples.
     """
 
+    adds = ("mean_train_loss", "loss_gap")
+
     def __init__(self):
         self.losses = []
 
@@ -103,12 +106,16 @@ class KeepSecond(Logger):
 class Undefined(Logger):
     """Adds a metric that is not a number from round 2 on."""
 
+    adds = ("undefined",)
+
     def add_metrics(self, record):
         return {"undefined": 1 if record["round"] == 1 else math.nan}
 
 
 class Taking(Logger):
     """Adds another value under the name of a metric that the round has."""
+
+    adds = ("train_loss",)
 
     def add_metrics(self, record):
         return {"train_loss": 0}
@@ -117,6 +124,7 @@ class Taking(Logger):
 class Unreliable(Logger):
     """Adds a value that depends on more than the records, and fails in round 3."""
 
+    adds = ("calls",)
     added = 0
 
     def add_metrics(self, record):
@@ -127,8 +135,45 @@ class Unreliable(Logger):
 class Broken(Logger):
     """Adds a metric up to round 2, and fails then."""
 
+    adds = ("inverse",)
+
     def add_metrics(self, record):
         return {"inverse": 1 / (3 - record["round"])}
+
+
+class Total(Logger):
+    """Adds the sum of all losses of the record, and what its helper counts."""
+
+    adds = ("total",)
+
+    def send(self, values):
+        return sum(values)
+
+    def add_metrics(self, record):
+        return {"total": self.send(value for name, value in record.items() if name.endswith(("_loss", "_gap")))}
+
+
+class Forgetful(Logger):
+    """Returns nothing in round 2."""
+
+    adds = ("round_again",)
+
+    def add_metrics(self, record):
+        return {"round_again": record["round"]} if record["round"] != 2 else None
+
+
+class Undeclared(Logger):
+    """Does not say which metrics it adds."""
+
+    def add_metrics(self, record):
+        return {"one": 1}
+
+
+class Confused(Logger):
+    """Fails with an error of Hedgerow's own."""
+
+    def log(self, record):
+        raise UserError("there is no such run")
 
 
 def experiment(folder, *also, **changes):
@@ -286,6 +331,48 @@ def test_a_deciding_logger_that_fails_is_reported_and_loses_nothing(tmp_path, mo
         assert finished.status == "finished"
 
 
+def test_added_metrics_are_not_in_the_records_that_add_metrics_receives_also_after_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+    also = (f"{__name__}.Gap", f"{__name__}.Total")
+    calm = run(experiment(tmp_path / "calm", *also))
+    resumed = interrupted(experiment(tmp_path / "two", *also, checkpoints__every=1), 3)
+    for one in (calm, resumed):
+        for record in one.records:
+            measured = [record[name] for name in record if name.endswith("_loss") and name != "mean_train_loss"]
+            assert record["total"] == pytest.approx(sum(measured), rel=1e-12)
+    assert [record["total"] for record in resumed.records] == [record["total"] for record in calm.records]
+
+
+def test_a_logger_that_returns_something_else_or_fails_with_an_error_of_ours_is_switched_off(tmp_path):
+    done = run(experiment(tmp_path, f"{__name__}.Forgetful", f"{__name__}.Confused"))
+    assert [record.get("round_again") for record in done.records] == [1, None, None, None]
+    assert "Forgetful failed in add_metrics" in done.warning
+    assert "Confused failed in log (UserError: there is no such run)" in done.warning
+    assert done.status == "finished"
+
+
+class Ends(Logger):
+    """Notes how often it has ended, and how."""
+
+    said: ClassVar[list] = []
+
+    def end(self, status, summary):
+        self.said.append((status, summary["test_accuracy"]))
+
+
+def test_a_signal_while_figures_are_drawn_leaves_no_logger_open(tmp_path, monkeypatch):
+    def signal(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "draw_curves", signal)
+    Ends.said.clear()
+    with pytest.raises(Interrupted):
+        run(experiment(tmp_path, f"{__name__}.Ends"))
+    ((status, accuracy),) = Ends.said
+    assert status == "finished"
+    assert 0 < accuracy < 1
+
+
 def test_a_metric_under_the_name_of_another_one_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"Taking adds train_loss = 0.0 to round 1, which has .*another name"):
         run(experiment(tmp_path, f"{__name__}.Taking"))
@@ -323,6 +410,7 @@ def test_loggers_decide_in_each_trial_of_a_search(tmp_path):
         ({"name": f"{__name__}.Meddling", "args": {"colour": 1}}, "cannot be created from its args"),
         (f"{__name__}.Misspelt", "has a method ad_metrics, which is never called; did you mean 'add_metrics'"),
         (f"{__name__}.Idle", "has no hook"),
+        (f"{__name__}.Undeclared", "has add_metrics, and its `adds` is empty"),
         (f"{__name__}.fresh", "is not a logger; name a class that derives from Logger"),
     ],
 )

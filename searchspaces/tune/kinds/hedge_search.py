@@ -123,6 +123,7 @@ class HedgeSearch(SearchKind):
                 range=(self.range[0], self.range[1]) if self.range else None,
                 seed=setup.experiment.seed,
                 deployment=self._deployment(setup) if self.deploy_every else None,
+                warn=setup.warn,
                 on_block=setup.on_block,
             )
         rules = TrialRules(

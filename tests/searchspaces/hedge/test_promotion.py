@@ -5,8 +5,10 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from ray.tune.experiment import Trial
 
 from hedgerow.searchspaces.hedge.promotion import Promotion, WorkBlock
+from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.spaces.smoothing import smoothed
 
 
@@ -195,3 +197,27 @@ def test_smoothing_takes_the_mean_of_the_last_share_of_the_values():
     assert smoothed([0.0] * 27 + [3.0] * 3, 0.1) == 3.0
     assert smoothed([math.inf, 0.5], 0.5) == 0.5
     assert math.isnan(smoothed([math.nan, 0.5], 1.0))
+
+
+def test_a_permanent_failure_frees_the_slot_although_restarts_are_left():
+    rule = Promotion(2, 4)
+    scheduler = PromotionScheduler(rule, 1, "validation_loss", "min", (0.0, 1.0))
+    trials = [Trial("x", config={"number": i}, stub=True, max_failures=3) for i in range(2)]
+    for trial in trials:
+        scheduler.on_trial_add(None, trial)
+    assert scheduler.choose_trial_to_run(None) is trials[0]
+    scheduler.on_trial_error(None, trials[0])
+    assert rule.ended == {0}
+    assert scheduler.choose_trial_to_run(None) is trials[1]
+
+
+def test_losses_outside_the_range_are_reported_once_at_the_end():
+    said: list[str] = []
+    scheduler = PromotionScheduler(Promotion(1, 2), 1, "validation_loss", "min", (0.0, 1.0), warn=said.append)
+    trial = Trial("x", config={"number": 0}, stub=True)
+    scheduler.on_trial_add(None, trial)
+    scheduler.choose_trial_to_run(None)
+    scheduler.on_trial_result(None, trial, {"round": 1, "validation_loss": 2.3})
+    scheduler.on_trial_complete(None, trial, {"round": 2, "validation_loss": 0.5})
+    assert len(said) == 1
+    assert "50.0 % of the reported values of validation_loss were outside the range [0, 1]" in said[0]
