@@ -68,34 +68,6 @@ class Idle(Logger):
     """Has no hook."""
 
 
-class Gap(Logger):
-    """Adds the mean training loss of the rounds so far, and the difference of the losses on the training and the test
-    samples.
-    """
-
-    adds = ("mean_train_loss", "loss_gap")
-
-    def __init__(self):
-        self.losses = []
-
-    def add_metrics(self, record):
-        self.losses.append(record["train_loss"])
-        gap = {"loss_gap": record["test_loss"] - record["train_loss"]} if "test_loss" in record else {}
-        return {"mean_train_loss": sum(self.losses) / len(self.losses), **gap}
-
-
-class StopAt(Logger):
-    """Ends the run when a metric is not a number, or reaches its target."""
-
-    def __init__(self, metric, target):
-        self.metric, self.target = metric, target
-
-    def stop(self, record):
-        value = record.get(self.metric, -math.inf)
-        if math.isnan(value) or value >= self.target:
-            return f"{self.metric} is {value:g}"
-
-
 class KeepSecond(Logger):
     """Keeps the checkpoint of round 2."""
 
@@ -269,7 +241,7 @@ def interrupted(chosen, at):
 def test_added_metrics_are_recorded_once_and_change_no_other_number(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
     plain = run(experiment(tmp_path / "plain"))
-    chosen = experiment(tmp_path / "added", f"{__name__}.Gap", checkpoints__every=1)
+    chosen = experiment(tmp_path / "added", "deciding_loggers.Gap", checkpoints__every=1)
     added = run(chosen)
     losses = [record["train_loss"] for record in plain.records]
     pairs = zip(without_clock(plain.records), without_clock(added.records), strict=True)
@@ -278,7 +250,7 @@ def test_added_metrics_are_recorded_once_and_change_no_other_number(tmp_path, mo
         if "test_loss" in record:
             assert mine.pop("loss_gap") == record["test_loss"] - record["train_loss"]
         assert mine == record
-    again = interrupted(experiment(tmp_path / "resumed", f"{__name__}.Gap", checkpoints__every=1), 3)
+    again = interrupted(experiment(tmp_path / "resumed", "deciding_loggers.Gap", checkpoints__every=1), 3)
     assert without_clock(again.records) == without_clock(added.records)
     assert added.summary["report"].keys() == {"mean_train_loss", "loss_gap"}
 
@@ -290,14 +262,14 @@ def test_a_logger_ends_the_run_and_a_resume_ends_it_in_the_same_round(executor, 
     plain = run(experiment(tmp_path / "plain"))
     third = plain.records[2]["test_accuracy"]
     assert max(record["test_accuracy"] for record in plain.records[:2]) < third
-    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "test_accuracy", "target": third}}
+    stopping = {"name": "deciding_loggers.StopAt", "args": {"metric": "test_accuracy", "target": third}}
 
     def chosen(folder):
         return experiment(tmp_path / folder, stopping, resources__executor=executor, checkpoints__every=1)
 
     ended = run(chosen("ended"))
     assert without_clock(ended.records) == without_clock(plain.records[:3])
-    reason = f"test_accuracy is {third:g} ({__name__}.StopAt)"
+    reason = f"test_accuracy is {third:g} (deciding_loggers.StopAt)"
     assert (ended.status, ended.ended, ended.folder.record()["ended"]) == ("finished", reason, reason)
     for at in (2, 3):
         again = interrupted(chosen(f"resumed{at}"), at)
@@ -306,9 +278,9 @@ def test_a_logger_ends_the_run_and_a_resume_ends_it_in_the_same_round(executor, 
 
 
 def test_a_metric_that_is_not_a_number_ends_the_run_also_one_that_a_later_logger_adds(tmp_path):
-    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "undefined", "target": math.inf}}
+    stopping = {"name": "deciding_loggers.StopAt", "args": {"metric": "undefined", "target": math.inf}}
     ended = run(experiment(tmp_path, stopping, f"{__name__}.Undefined"))
-    assert ended.ended == f"undefined is nan ({__name__}.StopAt)"
+    assert ended.ended == "undefined is nan (deciding_loggers.StopAt)"
     first, second = (record["undefined"] for record in ended.records)
     assert first == 1
     assert math.isnan(second)
@@ -333,7 +305,7 @@ def test_a_deciding_logger_that_fails_is_reported_and_loses_nothing(tmp_path, mo
 
 def test_added_metrics_are_not_in_the_records_that_add_metrics_receives_also_after_a_resume(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
-    also = (f"{__name__}.Gap", f"{__name__}.Total")
+    also = ("deciding_loggers.Gap", f"{__name__}.Total")
     calm = run(experiment(tmp_path / "calm", *also))
     resumed = interrupted(experiment(tmp_path / "two", *also, checkpoints__every=1), 3)
     for one in (calm, resumed):
@@ -385,7 +357,7 @@ def test_a_metric_that_depends_on_more_than_the_records_ends_a_resume(tmp_path, 
 
 
 def test_hedge_refuses_a_logger_that_ends_runs(tmp_path):
-    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "round", "target": 2}}
+    stopping = {"name": "deciding_loggers.StopAt", "args": {"metric": "round", "target": 2}}
     with pytest.raises(UserError, match=r"tracking.also \(.*StopAt\) cannot be used with kind hedge"):
         plan(tmp_path, tracking__also=[stopping])
 
@@ -393,9 +365,9 @@ def test_hedge_refuses_a_logger_that_ends_runs(tmp_path):
 @pytest.mark.exhaustive("processes")
 @pytest.mark.usefixtures("ray_here")
 def test_loggers_decide_in_each_trial_of_a_search(tmp_path):
-    stopping = {"name": f"{__name__}.StopAt", "args": {"metric": "round", "target": 2}}
+    stopping = {"name": "deciding_loggers.StopAt", "args": {"metric": "round", "target": 2}}
     grid = {"kind": "grid", "space": {"algorithm.lr": [0.01, 0.3]}}
-    done = search(plan(tmp_path, tracking__also=[f"{__name__}.Gap", stopping], search=grid))
+    done = search(plan(tmp_path, tracking__also=["deciding_loggers.Gap", stopping], search=grid))
     assert [trial.status for trial in done.trials] == ["finished"] * 2
     for trial in done.trials:
         assert [record["round"] for record in trial.records] == [1, 2]
