@@ -23,6 +23,11 @@ from hedgerow.platform.runtime.transport import Answer, Transport
 LOOK_SECONDS = 1.0
 """Time between two checks for workers that do not answer."""
 
+GATHER_SECONDS = 3.0
+"""Time that the first work waits for further workers, once one has started: those that start together are all there
+within it, and rounds of some workers would slow down the start of the others.
+"""
+
 SUSPICIOUS = 3
 """Number of times that a part may lose its worker, until a client of it is suspected."""
 
@@ -69,6 +74,8 @@ class Executor:
         self._reasons: set[str | None] = set()
         """Why workers could not be started; each is said once."""
         self._expired: set[int] = set()
+        self._gather_until: float | None = None
+        """When the first work begins at the latest; None: no worker has started yet."""
         self._searching = False
         """Whether a client is searched that ends its worker, so that losses are expected."""
         for worker in range(transport.workers):
@@ -213,7 +220,7 @@ class Executor:
         answers: dict[int, Any] = {}
         errors: list[Exception] = []
         while (waiting and not errors) or any(part is not None for part, _ in self._busy.values()):
-            for worker in sorted(self._idle) if waiting and not errors else ():
+            for worker in sorted(self._idle) if waiting and not errors and self._is_ready() else ():
                 if waiting:
                     self._idle.remove(worker)
                     self._busy[worker] = waiting[0], time.monotonic()
@@ -239,6 +246,15 @@ class Executor:
         if errors:
             raise next((error for error in errors if not isinstance(error, ChunkTooLarge)), errors[0])
         return answers
+
+    def _is_ready(self) -> bool:
+        """Whether work can begin: with all workers, or after a time with those that have started."""
+        now = time.monotonic()
+        if self._gather_until is None and self._idle:
+            self._gather_until = now + GATHER_SECONDS
+        if len(self._idle) == self.transport.workers:
+            self._gather_until = now
+        return self._gather_until is not None and now >= self._gather_until
 
     def _start(self, worker: int) -> None:
         self._busy[worker] = None, time.monotonic()
