@@ -45,7 +45,7 @@ class BilevelSGD(HyperParameters):
 class DrawnSGD(BilevelSGD):
     """Hyperparameters of methods whose steps take several derivatives each."""
 
-    share_batches: bool = Field(
+    single_batch: bool = Field(
         False,
         description="take all derivatives of a step on one training mini-batch in a single pass, which is "
         "faster; false: an independent mini-batch for each derivative (the directions of x and u share the "
@@ -113,7 +113,7 @@ class Bilevel(Algorithm):
         size = hyper.batch_size if size == 0 else size
         one = BatchSpec(size, steps=steps)
         streams = {"upper": replace(one, split="validation"), "lower": one}
-        if hyper.share_batches:
+        if hyper.single_batch:
             return streams
         return streams | {"cross": one} | ({"hessian": replace(one, steps=steps * count)} if count else {})
 

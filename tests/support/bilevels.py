@@ -172,9 +172,9 @@ class Run:
 
 
 HET = problem()
-STEPS = {"lr": 0.1, "u_lr": 0.1, "upper_lr": 0.05, "share_batches": True}
+STEPS = {"lr": 0.1, "u_lr": 0.1, "upper_lr": 0.05, "single_batch": True}
 """Step sizes of methods with a common lower level."""
-LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "share_batches": True}
+LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "single_batch": True}
 """Step sizes of methods with one lower level per client."""
 
 

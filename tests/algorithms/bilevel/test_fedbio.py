@@ -20,7 +20,7 @@ from hedgerow.platform.runtime.worker import Worker
 BILEVEL = [
     name
     for name, kind in ((name, algorithm_class(name)) for name in ALGORITHMS)
-    if issubclass(kind, Bilevel) and "share_batches" in kind.Hyper.model_fields
+    if issubclass(kind, Bilevel) and "single_batch" in kind.Hyper.model_fields
 ]
 
 
@@ -32,7 +32,7 @@ def kind_of(name):
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", BILEVEL)
 def test_loop_and_vmap_agree(name, share):
-    settings = {"share_batches": share, "upper_lr_factor": 0.5 if kind_of(name) != "cleaning" else 5.0}
+    settings = {"single_batch": share, "upper_lr_factor": 0.5 if kind_of(name) != "cleaning" else 5.0}
     loop, vmap = (on_blobs(name, kind_of(name), mode, **settings) for mode in (("loop", 1), ("vmap", 3)))
     one, other = list(loop), list(vmap)
     assert distance(flatten(loop.server), flatten(vmap.server)) < 1e-5

@@ -11,7 +11,7 @@ from hedgerow.algorithms.bilevel.stocbio import StocBiO
 from hedgerow.algorithms.core.messages import Cohort
 
 HET = problem()
-LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "share_batches": True}
+LOCAL = {"lr": 0.2, "u_lr": 0.2, "upper_lr": 0.1, "single_batch": True}
 
 
 @pytest.mark.parametrize("settings", [{"u_steps": 5}, {"dense": True}], ids=["iterative", "dense"])

@@ -125,7 +125,7 @@ def test_synchronous_fedbio_is_exact_where_clients_differ(u_at):
 def test_independent_and_shared_batches_are_the_same_where_all_samples_are_used(u_at):
     settings = {**STEPS, "steps": 3, "u_at": u_at}
     shared = Run(FedBiO, HET, **settings).rounds(3)
-    apart = Run(FedBiO, HET, **{**settings, "share_batches": False}).rounds(3)
+    apart = Run(FedBiO, HET, **{**settings, "single_batch": False}).rounds(3)
     assert far(shared.server, apart.server) < 1e-13
 
 

@@ -310,7 +310,7 @@ def test_what_a_step_costs_is_counted():
     for kind, each in wanted.items():
         own = {"neumann_terms": 3} if "Local" in kind.__name__ else {}
         for share in (True, False):
-            settings = {**STEPS, **own, "steps": 4, "share_batches": share}
+            settings = {**STEPS, **own, "steps": 4, "single_batch": share}
             run = Run(kind, HET, **settings).rounds(1)
             before = dict(run.spent)
             run.rounds(1)
