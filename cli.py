@@ -289,7 +289,7 @@ def resume(run: str, changed: bool, address: str | None) -> CommandOutput:
 
 @main.group()
 def new() -> None:
-    """Write an experiment file with every key explained, or the code and the test of an algorithm.
+    """Write an experiment file with its keys explained, or the code and the test of an algorithm.
 
     Existing files are never overwritten.
 
@@ -308,20 +308,23 @@ def new() -> None:
     shell_complete=complete_algorithms,
     help="Algorithm of the experiment, or the dotted path of your own. It decides which other sections are needed.",
 )
+@click.option("--all", "every", is_flag=True, help="Write every key, with its default and its description.")
 @set_option
 @import_option
 @data_root_option
 @prints_output
-def experiment(name: str, algorithm: str, overrides: tuple[str, ...], data_root: Path | None) -> CommandOutput:
+def experiment(
+    name: str, algorithm: str, every: bool, overrides: tuple[str, ...], data_root: Path | None
+) -> CommandOutput:
     """Write NAME.yaml, an experiment that runs as it is.
 
-    The file has every key, with its default and its description.
+    The file has the keys that most experiments set, with their descriptions.
 
     Example: hedgerow new experiment mine --algorithm feddyn --set task.model.hidden=[100]
     """
     from hedgerow.platform.ui.starter_files import new_experiment
 
-    return new_experiment(name, algorithm, overrides, data_root)
+    return new_experiment(name, algorithm, overrides, data_root, every)
 
 
 @new.command()

@@ -24,12 +24,17 @@ def _entries(kind: str) -> list[dict[str, Any]]:
 
 
 def _print_choices(choices: list[dict[str, Any]]) -> None:
-    """Print names with their descriptions and sources."""
+    """Print names with their descriptions and sources, by family where there are families."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True, style="bold")
     table.add_column("description")
-    for choice in choices:
-        table.add_row(Text(choice["name"]), Text(choice["what"]))
-        if choice["source"]:
-            table.add_row("", Text(choice["source"], style="dim"))
+    families = dict.fromkeys(choice.get("family", "") for choice in choices)
+    for family in families:
+        if family:
+            table.add_row("", Text(f"\n{family}", style="underline"))
+        for choice in choices:
+            if choice.get("family", "") == family:
+                table.add_row(Text(choice["name"]), Text(choice["what"]))
+                if choice["source"]:
+                    table.add_row("", Text(choice["source"], style="dim"))
     wide_console().print(table)

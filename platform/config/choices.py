@@ -25,6 +25,8 @@ class Choice:
 class AlgorithmChoice(Choice):
     """An algorithm with its declared flags."""
 
+    family: str = ""
+    """The algorithms that it belongs to: first sentence of their package."""
     flags: tuple[str, ...] = ()
     """Words of its `needs`, where it trains unless on clients, and names of class attributes that are True for it."""
     slots: dict[str, bool] = field(default_factory=dict)
@@ -36,7 +38,9 @@ def algorithms() -> list[Choice]:
     choices: list[Choice] = []
     for name in registries.algorithms.names():
         kind = registries.algorithms.resolve(name)
-        choices.append(AlgorithmChoice(name, said(kind), source(kind), flags(kind), supported_slots(kind)))
+        choices.append(
+            AlgorithmChoice(name, said(kind), source(kind), family(kind), flags(kind), supported_slots(kind))
+        )
     return choices
 
 
@@ -70,6 +74,11 @@ def said(kind: type) -> str:
 def source(kind: type) -> str:
     """Source of an algorithm or a transform: the first paragraph of its module's docstring, on one line."""
     return paragraph(sys.modules[kind.__module__].__doc__)
+
+
+def family(kind: type) -> str:
+    """Family of an algorithm: what the docstring of its package says, without the full stop."""
+    return paragraph(sys.modules[kind.__module__.rpartition(".")[0]].__doc__).removesuffix(".")
 
 
 def _choices(registry: Registry[Any]) -> list[Choice]:

@@ -1,4 +1,4 @@
-"""Experiment files with every key explained."""
+"""Experiment files with their keys explained."""
 
 import textwrap
 from collections.abc import Sequence
@@ -39,6 +39,12 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 """Flag of an algorithm -> settings that its task needs."""
 
+FIRST = {"name", "rounds", "participation", "task", "algorithm", "lr", "epochs", "steps", "batch_size"}
+"""Keys that a short file has in any case; others only where their value is not the default."""
+
+LISTED = {"algorithm": "algorithms", "data": "datasets", "partition": "partitions", "model": "models"}
+"""Section -> the kind of its choices for `hedgerow list`."""
+
 SETTINGS: dict[str, dict[str, Any]] = {"semckd": {"lr": 0.01}}
 """Settings of algorithms that diverge on this task with their defaults."""
 
@@ -67,12 +73,12 @@ def complete(name: str, algorithm: str, overrides: Sequence[str] = (), data_root
     return experiment
 
 
-def commented(experiment: Experiment) -> str:
-    """Returns the experiment as YAML, with a description of every key."""
-    return "\n".join(_section(experiment, 0)) + "\n"
+def commented(experiment: Experiment, every: bool = True) -> str:
+    """Returns the experiment as YAML, with descriptions: of every key, or of those that most experiments set."""
+    return "\n".join(_section(experiment, 0, every)) + "\n"
 
 
-def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
+def _section(section: BaseModel, depth: int, every: bool, instead: str = "") -> list[str]:
     """The lines of a section. instead: sections that may replace it."""
     fields, lines = type(section).model_fields, []
 
@@ -82,9 +88,14 @@ def _section(section: BaseModel, depth: int, instead: str = "") -> list[str]:
 
     for key in sorted(fields, key=place):
         value, field = getattr(section, key), fields[key]
+        default = field.get_default(call_default_factory=True, validated_data={})
+        if not every and (value is None or (value == default and key not in FIRST and key != "kind")):
+            continue
         if isinstance(value, BaseModel):
-            lines += ([""] if depth == 0 else []) + _line(depth, f"{key}:", _what(key, value, field))
-            lines += _section(value, depth + 1, _others(key, value, field))
+            lines += ([""] if depth == 0 else []) + _line(
+                depth, f"{key}:", _what(key, value, field) if every or key == "algorithm" else ""
+            )
+            lines += _section(value, depth + 1, every, _others(key, value, field, every))
         else:
             selects = key in ("name", "kind") and depth > 0
             comment = instead if selects and not field.description else _meaning(field)
@@ -100,9 +111,10 @@ def _what(key: str, section: BaseModel, field: FieldInfo) -> str:
     return said(type(section)) or field.description or ""
 
 
-def _others(key: str, section: BaseModel, field: FieldInfo) -> str:
-    if key == "algorithm":
-        return "`hedgerow list algorithms` has the others"
+def _others(key: str, section: BaseModel, field: FieldInfo, every: bool) -> str:
+    listed = LISTED.get(key)
+    if listed and (key == "algorithm" or not every):
+        return f"`hedgerow list {listed}` has the others"
     names = [tag(kind) or "the dotted path of your own" for kind in section_classes(field.annotation)]
     others = [name for name in names if name != tag(type(section))]
     return f"or {', '.join(others)}" if others else ""

@@ -1,4 +1,4 @@
-"""Body of the command `new`: an experiment file with every key explained, or an algorithm with its test."""
+"""Body of the command `new`: an experiment file with its keys explained, or an algorithm with its test."""
 
 import keyword
 import re
@@ -20,34 +20,36 @@ _SIMPLE = r"[A-Za-z][A-Za-z0-9_-]*"
 """Names of experiments that change a single line of the file."""
 
 
-def new_experiment(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None) -> CommandOutput:
-    """Write NAME.yaml: an experiment that runs as it is, with every key, its default and its description.
+def new_experiment(
+    name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None, every: bool
+) -> CommandOutput:
+    """Write NAME.yaml: an experiment that runs as it is, with its keys and their descriptions.
 
-    Raises UserError if it would not run or the file exists.
+    every: with every key and its default. Raises UserError if it would not run or the file exists.
     """
     file = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     simple = re.fullmatch(_SIMPLE, file.stem) and "." not in algorithm and not overrides and data_root is None
     if simple:
-        text = cached_answer(("new", algorithm), lambda: _text("name", algorithm, (), None))
+        text = cached_answer(("new", algorithm, "all" * every), lambda: _text("name", algorithm, (), None, every))
         line = dump_inline({"name": file.stem})
         text = re.sub(r"^name: name *(?= #)", lambda old: f"{line:<{len(old[0])}}", text, count=1, flags=re.MULTILINE)
     else:
-        text = _text(file.stem, algorithm, overrides, data_root)
+        text = _text(file.stem, algorithm, overrides, data_root, every)
     schema = f"# yaml-language-server: $schema={SCHEMA}\n" if (file.parent / SCHEMA).exists() else ""
+    keys = "Every key of an experiment." if every else "`hedgerow new experiment NAME --all` has every key."
     head = (
-        "# Every key of an experiment, with its default unless another value is needed; most lines can be removed.\n"
-        f"# `hedgerow run {file.name}` runs it, `--set rounds=50` overrides a key, `hedgerow schema -o {SCHEMA}`\n"
-        "# writes a schema that editors use to complete the keys.\n\n"
+        f"# {keys} `hedgerow run {file.name}` runs it,\n# `--set rounds=50` overrides a key, and `hedgerow schema "
+        f"-o {SCHEMA}` writes a schema for editors.\n\n"
     )
     _write({file: schema + head + text})
     return _files_output([file], f"hedgerow run {file}")
 
 
-def _text(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None) -> str:
+def _text(name: str, algorithm: str, overrides: Sequence[str], data_root: Path | None, every: bool) -> str:
     # Imported here, since it takes seconds.
     from hedgerow.platform.ui.explained_experiment import commented, complete
 
-    return commented(complete(name, algorithm, overrides, data_root))
+    return commented(complete(name, algorithm, overrides, data_root), every)
 
 
 def new_algorithm(name: str) -> CommandOutput:

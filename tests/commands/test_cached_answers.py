@@ -46,7 +46,7 @@ def test_new_experiments_differ_only_in_their_name(here):
     for name in ("second", "no", "a-name-that-is-longer-than-the-column-of-comments"):
         subprocess.run([sys.executable, "-c", PROGRAM, "new", "experiment", name], check=True)
         text = Path(f"{name}.yaml").read_text()
-        assert text.endswith("\n\n" + commented(complete(name, "fedavg")))
+        assert text.endswith("\n\n" + commented(complete(name, "fedavg"), every=False))
         assert f"hedgerow run {name}.yaml" in text
 
 

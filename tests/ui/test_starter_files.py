@@ -9,7 +9,7 @@ from command_line import hedgerow
 from preloaded import run_python
 from pydantic import BaseModel
 
-from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithms
 from hedgerow.platform.ui.explained_experiment import NEEDS, commented, complete
 from hedgerow.platform.ui.starter_files import SCHEMA
@@ -69,6 +69,15 @@ def test_it_has_every_key_with_its_value_and_its_description(here):
         assert description in told
     assert "one of auto, inline, processes, ray" in told
     assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "moml", "disk", "fedbio", "fedsep_masks", "semckd"])
+def test_a_short_file_is_the_same_experiment(algorithm):
+    experiment = complete("mine", algorithm)
+    text = commented(experiment, every=False)
+    assert parse_experiment(yaml.safe_load(text)) == experiment
+    assert len(text.splitlines()) <= 40
+    assert {"name", "rounds", "participation", "task", "algorithm"} <= yaml.safe_load(text).keys()
 
 
 def test_editors_find_the_schema_that_lies_beside_it(here):
