@@ -103,17 +103,17 @@ def speed() -> str:
         where = "Ray" if found.get("reference", "hedgerow, on Ray") == "hedgerow, on Ray" else "processes"
         rows.append(f"| {cell(found['workload'].partition(':')[0])} | {' | '.join(ratios)} | {where} |\n")
     cores = ", ".join(sorted({str(json.loads(file.read_text())["cores"]) for file in RESULTS.glob("peers-*.json")}))
-    columns = ["time per round, Hedgerow = 1", *PEERS.values(), "Hedgerow's clients in"]
+    columns = ["workload", *PEERS.values(), "Hedgerow's clients in"]
     head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     links = "[conditions](benchmarks/README.md), [explanation](docs/performance.md)"
     return (
-        f"{head}{''.join(rows)}\n"
+        f"A round of Hedgerow is this many times as fast as one of:\n\n{head}{''.join(rows)}\n"
         f"Medians of runs in turn, on {cores} CPU cores. All frameworks train the same mini-batches: {links}.\n"
     )
 
 
 def _ratio(row: dict[str, Any] | None) -> str:
-    return "not measured" if row is None else f"{row['times hedgerow']:.2f}"
+    return "not measured" if row is None else f"{row['times hedgerow']:.2f}×"
 
 
 def algorithm() -> str:

@@ -53,7 +53,7 @@ def test_every_algorithm_has_a_test_and_a_family(generated):
 def test_the_table_of_speed_has_every_measured_workload(generated):
     files = list((ROOT / "benchmarks" / "results").glob("peers-*.json"))
     assert files
-    assert generated.speed().count("\n| ") == len(files)
+    assert generated.speed().count("\n| ") == 1 + len(files)
     # What was not measured is said.
     rows = [json.loads(file.read_text())["rows"] for file in files]
     assert generated.speed().count("not measured") == sum(name not in row for row in rows for name in generated.PEERS)

@@ -4,21 +4,23 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-FENCE = re.compile(r'^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r'^(?:<!-- needs ([^>]*) -->\n)?```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL
+)
 
 
 class Block(NamedTuple):
-    """A fenced code block. title: its heading, such as a file name."""
+    """A fenced code block.
 
+    needs: requirement for running it, from a comment in the line before; "" for none. title: its heading, such as a
+    file name. line: of its first line in the page.
+    """
+
+    needs: str
     language: str
     title: str
     text: str
     line: int
-
-    @property
-    def needs(self) -> str:
-        """Requirement for running the block; "" for none."""
-        return self.title.removeprefix("needs ") if self.title.startswith("needs ") else ""
 
     @property
     def file(self) -> str:
@@ -29,4 +31,7 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     """Code blocks of a page, in order."""
     text = page.read_text()
-    return [Block(m[1], m[2] or "", m[3], text[: m.start()].count("\n") + 1) for m in FENCE.finditer(text)]
+    return [
+        Block(m[1] or "", m[2], m[3] or "", m[4], text[: m.start()].count("\n") + 1 + bool(m[1]))
+        for m in FENCE.finditer(text)
+    ]
