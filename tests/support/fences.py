@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-FENCE = re.compile(
-    r'^(?:<!-- needs ([^>]*) -->\n)?```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL
-)
+FENCE = re.compile(r'^(?:<!-- needs ([^>]*) -->\n)?```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
