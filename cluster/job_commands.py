@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hedgerow.cluster.job_client import JobClient
-from hedgerow.cluster.submission import check_command, read_runtime_env
+from hedgerow.cluster.submission import check_command, check_size, read_runtime_env
 from hedgerow.platform.common.signals import signal_of
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.ui.command_output import CommandOutput
@@ -25,6 +25,7 @@ def submit_job(
     """Check a command, submit it as a job and, unless `detach`, show its output; returns its exit code."""
     submission = check_command(command, group, ships=not installed)
     user_env = read_runtime_env(runtime_env)
+    check_size(Path.cwd(), user_env)
     server = JobClient(address)
     with tempfile.TemporaryDirectory(prefix="hedgerow-submit-") as stage:
         environment = submission.runtime_env(user_env, Path(stage))

@@ -1,8 +1,9 @@
 """Prepares a job: checks its command and stages the working directory, this version of Hedgerow and its environment."""
 
+import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from inspect import unwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pathspec import GitIgnoreSpec
 
 import hedgerow
 from hedgerow.platform.common.errors import UserError
@@ -24,6 +26,12 @@ COMMANDS = ("run", "search", "table", "resume", "plan")
 
 LEFT_HERE = ["/runs", "/data", ".git", ".venv", "__pycache__", "*.db"]
 """Parts of the working directory that are not uploaded, in addition to the entries of .gitignore and .rayignore."""
+
+MOST = 500e6
+"""Size in bytes from which the working directory is not uploaded.
+
+Ray refuses an archive of more than 512 MiB, but only after the upload, which takes minutes.
+"""
 
 PACKAGES = ("algorithms", "platform", "searchspaces", "cluster", "reports")
 
@@ -52,6 +60,37 @@ class Submission:
             environment["env_vars"].setdefault(SOURCE, source_commit() or "")
             environment["py_modules"] = [*given.get("py_modules", []), *map(str, stage_package(stage))]
         return environment
+
+
+def check_size(folder: Path, given: dict[str, Any]) -> None:
+    """Raises UserError with the largest files if a working directory is too large to be uploaded.
+
+    given: the user's part of the runtime environment.
+    """
+    excludes = GitIgnoreSpec.from_lines([*given.get("excludes", []), *LEFT_HERE])
+    sizes = {file: file.stat().st_size for file in _uploaded(folder, [(folder, excludes)])}
+    if (total := sum(sizes.values())) >= MOST:
+        largest = sorted(sizes, key=lambda file: -sizes[file])[:3]
+        names = ", ".join(f"{file.relative_to(folder)} ({sizes[file] / 1e6:.0f} MB)" for file in largest)
+        raise UserError(
+            f"submit: {total / 1e6:.0f} MB of the working directory would be uploaded, and Ray takes up to "
+            f"{MOST / 1e6:.0f}; the largest files are {names}: name what the job does not need in .rayignore, as in "
+            ".gitignore, and keep data on a disk that all nodes share"
+        )
+
+
+def _uploaded(folder: Path, specs: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
+    """Files of a folder that Ray uploads: none that a file .gitignore or .rayignore here or above names."""
+    ignoring = [folder / name for name in (".gitignore", ".rayignore")]
+    specs = [*specs, *((folder, GitIgnoreSpec.from_lines(file.open())) for file in ignoring if file.is_file())]
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
+        if any(spec.match_file(f"{path.relative_to(home)}{'/' * is_folder}") for home, spec in specs):
+            continue
+        if is_folder:
+            yield from _uploaded(path, specs)
+        elif path.is_file():
+            yield path
 
 
 def stage_package(stage: Path) -> list[Path]:

@@ -4,10 +4,11 @@
 # Everything after the script's name is the command: run, search, table or resume. HEDGEROW_ENV names the virtual
 # environment of Hedgerow, on a disk that all nodes mount (default: .venv).
 #SBATCH --job-name=hedgerow
-#SBATCH --nodes=4
+#SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=16
-#SBATCH --gpus-per-node=2
+#SBATCH --cpus-per-task=8
+# GPUs are used by `resources: {gpus_per_actor: 1}` in the experiment file.
+##SBATCH --gpus-per-node=2
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --time=12:00:00

@@ -193,6 +193,24 @@ def test_what_cannot_be_submitted_ends_in_one_sentence(arguments, fragment, here
     assert fragment in line
 
 
+def test_a_folder_that_is_too_large_is_refused_before_it_is_uploaded(here):
+    for name in ("big.npz", "data/big.npz", "results/big.npz", "results/keep.npz"):
+        (here / name).parent.mkdir(exist_ok=True)
+        with (here / name).open("wb") as file:
+            file.truncate(300_000_000)
+    refused = hedgerow("submit", "run", "exp.yaml", "--set", "output=/shared/runs")
+    assert refused.exit_code == 2
+    for fragment in ("900 MB", "big.npz (300 MB)", "results/big.npz (300 MB)", ".rayignore"):
+        assert fragment in refused.output
+    assert "data/big.npz" not in refused.output
+    # Nothing listens at the address, to which only a folder that fits gets.
+    (here / ".rayignore").write_text("/big.npz\n")
+    (here / "results" / ".gitignore").write_text("*.npz\n!keep.npz\n")
+    assert "MB of the working directory" not in hedgerow("submit", "run", "exp.yaml", "--set", "output=/s/runs").output
+    (here / "results" / ".gitignore").unlink()
+    assert "600 MB" in hedgerow("submit", "run", "exp.yaml", "--set", "output=/shared/runs").output
+
+
 def test_what_is_sent_is_this_version_and_can_be_imported(tmp_path):
     code, told = stage_package(tmp_path)
     packed = {file.relative_to(code) for file in code.rglob("*.py")}
