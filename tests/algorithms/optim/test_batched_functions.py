@@ -368,6 +368,7 @@ def compare(loss: Callable, reference: Callable, w, inputs) -> bool:
     return True
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("has_ties", [False, True], ids=["different numbers", "equal numbers"])
 @pytest.mark.parametrize("name", CALLS)
 def test_gradients_of_many_clients_are_those_of_each_client(name, has_ties):
