@@ -63,8 +63,10 @@ def test_sizes_follow_the_law_where_the_classes_allow_it():
     assert one.sum(1).tolist() == [60] * 10
 
 
-def test_unbalanced_labels_are_lognormal():
-    sizes = drawn(MNIST, kind="labels", clients=400, labels_per_client=4, unbalanced=0.3).sizes
+def test_unequal_labels_are_lognormal():
+    sizes = drawn(
+        MNIST, kind="labels", clients=400, labels_per_client=4, sizes={"kind": "lognormal", "sigma": 0.3}
+    ).sizes
     assert np.log(sizes).std() == pytest.approx(0.3, abs=0.04)
     assert sizes.sum() == len(MNIST)
 

@@ -83,12 +83,6 @@ def test_samples_per_client_is_the_average_of_a_law():
     assert sizes.tolist() == (10 * np.arange(1, 11)).tolist()
 
 
-def test_lognormal_sizes_are_those_of_unbalanced_up_to_rounding():
-    old, new = sizes_of(unbalanced=0.7), sizes_of(sizes={"kind": "lognormal", "sigma": 0.7})
-    assert np.abs(old - new).max() <= 1
-    assert new.sum() == 1000
-
-
 def test_a_large_concentration_makes_dirichlet_sizes_equal_and_a_small_one_makes_one_client_large():
     even = sizes_of(sizes={"kind": "dirichlet", "alpha": 1e9})
     one = sizes_of(sizes={"kind": "dirichlet", "alpha": 1e-3})
@@ -138,7 +132,6 @@ def test_sizes_that_do_not_fit_are_refused(options, sentence):
         ),
         ({"sizes": {"kind": "list", "samples": [1, 0, 2]}}, r"sizes\.samples\.1 must be at least 1"),
         ({"sizes": {"kind": "list", "samples": [1, 2, 3]}, "samples_per_client": 4}, "remove `samples_per_client`"),
-        ({"sizes": {"kind": "linear"}, "unbalanced": 0.3}, "`unbalanced` and `sizes` both set the sizes"),
         ({"sizes": {"kind": "linaer"}}, "sizes.kind: 'linaer' is not known; did you mean 'linear'"),
         ({"sizes": {"kind": "lognormal", "sigma": 0.0}}, "sigma"),
         ({"kind": "dirichlet", "alpha": 0.0}, "alpha"),

@@ -54,11 +54,11 @@ def test_a_large_alpha_is_iid_and_a_small_one_gives_few_classes():
 
 
 @pytest.mark.parametrize("config", [IID, Dirichlet])
-def test_unbalanced_sizes_are_lognormal(config):
+def test_unequal_sizes_are_lognormal(config):
     options = {"alpha": 0.3} if config is Dirichlet else {}
-    sizes = draw(config(clients=400, unbalanced=0.3, **options)).sizes
+    sizes = draw(config(clients=400, sizes={"kind": "lognormal", "sigma": 0.3}, **options)).sizes
     assert np.log(sizes).std() == pytest.approx(0.3, abs=0.04)
-    assert 60000 - 400 <= sizes.sum() <= 60000
+    assert sizes.sum() == 60000
 
 
 def test_labels_per_client_is_exact():

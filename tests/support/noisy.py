@@ -43,7 +43,9 @@ def noisy(
     **settings,
 ):
     """A run on four clients with wrong labels; the server validates on a fifth of their samples, with right labels."""
-    config = kind or registries.partitions.section("iid")(clients=4, unbalanced=0.3, validation=0.2, label_noise=noise)
+    config = kind or registries.partitions.section("iid")(
+        clients=4, sizes={"kind": "lognormal", "sigma": 0.3}, validation=0.2, label_noise=noise
+    )
     clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}
     own = {key: value for key, value in section.items() if key not in SLOT_SECTIONS}

@@ -21,7 +21,7 @@ FITTING_STEPS = 1000
 class Labels(SizedScheme):
     """Each client has samples of a fixed number of classes.
 
-    With `unbalanced` or `sizes`, the clients of a class share its samples so that sizes follow the law as nearly as the
+    With `sizes`, the clients of a class share its samples so that sizes follow the law as nearly as the
     classes allow, and all samples are used. Otherwise they share the samples of each class equally.
     """
 
@@ -64,15 +64,14 @@ class Labels(SizedScheme):
                     f"task.partition.clients: class {label} has {len(pools[-1])} samples for {len(clients)} clients; "
                     "lower it or labels_per_client"
                 )
-        is_equal = self.sizes is None and not self.unbalanced
         parts: list[list[np.ndarray]] = [[] for _ in range(m)]
-        shares = None if is_equal else self._shares(holders, np.array([len(pool) for pool in pools]), rng)
+        shares = None if self.sizes is None else self._shares(holders, np.array([len(pool) for pool in pools]), rng)
         for label, (clients, pool) in enumerate(zip(holders, pools, strict=True)):
             if not clients:
                 continue
             pieces = np.array_split(pool, len(clients)) if shares is None else np.split(pool, np.cumsum(shares[label]))
             for client, piece in zip(clients, pieces, strict=False):
-                limit = self.samples_per_client // k if is_equal and self.samples_per_client else None
+                limit = self.samples_per_client // k if self.sizes is None and self.samples_per_client else None
                 parts[client].append(piece[:limit])
         return [rng.permutation(np.concatenate(part)) for part in parts]
 
@@ -314,11 +313,10 @@ class GivenShares(SizedScheme):
         ),
         Rule(
             lambda scheme: (
-                scheme.normalise == "classes"
-                and (scheme.unbalanced or scheme.sizes is not None or scheme.samples_per_client is not None)
+                scheme.normalise == "classes" and (scheme.sizes is not None or scheme.samples_per_client is not None)
             ),
-            "`normalise: classes` uses all samples, and sizes follow from the matrix; remove `sizes`, "
-            "`unbalanced` and `samples_per_client`",
+            "`normalise: classes` uses all samples, and sizes follow from the matrix; remove `sizes` "
+            "and `samples_per_client`",
         ),
     )
 

@@ -37,16 +37,9 @@ class SizedScheme(DealtScheme):
     samples_per_client: int | None = Field(
         None, ge=1, description="samples per client (on average if sizes differ); null: all samples are dealt out"
     )
-    unbalanced: float = Field(
-        0.0, ge=0, description="standard deviation of the logarithm of client sizes; 0: equal sizes"
-    )
     sizes: SizeLawConfig | None = Field(None, description="law of the client sizes; null: equal sizes")
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda scheme: scheme.unbalanced and scheme.sizes is not None,
-            "`unbalanced` and `sizes` both set the sizes of clients; remove one of them",
-        ),
         Rule(
             lambda scheme: (
                 isinstance(scheme.sizes, ListedSizes)
@@ -80,7 +73,7 @@ class SizedScheme(DealtScheme):
                     f"{total}, but the data set has {available}; lower it or the number of clients"
                 )
         if self.sizes is None:
-            return _lognormal(total, m, self.unbalanced, rng) if self.unbalanced else _equal(total, m)
+            return total // m + (np.arange(m) < total % m)
         if self.sizes.total is not None:
             total = self.sizes.total
             if total > available:
@@ -113,16 +106,3 @@ class SizedScheme(DealtScheme):
                 "and not all 0; change its parameters"
             )
         return weights
-
-
-def _equal(total: int, clients: int) -> np.ndarray:
-    return total // clients + (np.arange(clients) < total % clients)
-
-
-def _lognormal(total: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """Lognormal sizes, rounded down: up to `clients` samples of `total` remain."""
-    shares = rng.lognormal(0.0, sigma, clients)
-    sizes = np.maximum((shares / shares.sum() * total).astype(np.int64), 1)
-    while sizes.sum() > total:
-        sizes[sizes.argmax()] -= 1
-    return sizes

@@ -112,7 +112,7 @@ def test_settings_are_those_of_the_source():
     assert (massive.task.partition.clients, massive.participation, massive.rounds) == (1000, 0.1, 2000)
     assert plan("TA.3/mnist-iid").search.experiment.participation == 0.01
     assert plan("T2.2/shakespeare-iid").search.experiment.rounds == 150
-    assert plan("TA.2/cifar100-iid-unbalanced").search.experiment.task.partition.unbalanced == 0.3
+    assert plan("TA.2/cifar100-iid-unbalanced").search.experiment.task.partition.sizes.sigma == 0.3
     third = plan("TA.4/synthetic-type3").search.experiment
     assert (third.task.data.gamma1, third.task.data.gamma2, third.task.data.gamma3) == (0, 0, 1)
     assert third.evaluation.target_metric == "client_loss"
