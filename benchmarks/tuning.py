@@ -259,7 +259,7 @@ def results_of(name: str, task: Task, chosen: list[str], repeats: int, before: d
         "best": best,
         "budgets": summary(scores),
         "one run": one_run(name, task) if "FedEx" in methods else before.get("one run"),
-        "noise": before["noise"] if before else noise_study(name, task, methods, repeats) if task.noise else None,
+        "noise": noise_study(name, task, methods, repeats, before.get("noise") or {}) if task.noise else None,
         "deployed": before["deployed"] if before else stream_study(name, task) if task.is_stream else None,
     }
 
@@ -311,8 +311,8 @@ def stream_study(name: str, task: Task) -> dict[str, Any]:
     return study
 
 
-def noise_study(name: str, task: Task, methods: dict[str, Method], repeats: int) -> dict[str, Any]:
-    """Test score and online score at the main budget, by the noise of the validation."""
+def noise_study(name: str, task: Task, methods: dict[str, Method], repeats: int, before: dict[str, Any]) -> Any:
+    """Test score and online score at the main budget, by the noise of the validation. before: of other methods."""
     methods = {title: method for title, method in methods.items() if method.part == PLAIN}
     kinds = {f"scale {scale:g}": (scale, PLAIN) for scale in NOISE}
     if seeds_of(name, task, NOISY):
@@ -320,7 +320,7 @@ def noise_study(name: str, task: Task, methods: dict[str, Method], repeats: int)
     study = {}
     for title, (scale, part) in kinds.items():
         rows = list(rows_of(name, task, methods, repeats, (MAIN,), scale, part))
-        study[title] = summary(scores_of(rows, methods, (MAIN,)))[str(MAIN)]
+        study[title] = before.get(title, {}) | summary(scores_of(rows, methods, (MAIN,)))[str(MAIN)]
     return study
 
 

@@ -132,7 +132,7 @@ class HedgeRounds:
         deployment: Deployment | None = None,
         elimination: Elimination | None = None,
     ):
-        check_range(mode, range, isinstance(hedge, AdaHedge))
+        check_range("range", mode, range, isinstance(hedge, AdaHedge))
         self.hedge, self.metric, self.mode, self.range, self.missing = hedge, metric, mode, range, missing
         self.averaged = list(dict.fromkeys([metric, *averaged]))
         self.on_round, self.seed, self.deployment, self.elimination = on_round, seed, deployment, elimination
@@ -478,13 +478,16 @@ def _lines(entries: Iterable[RoundRecord]) -> str:
     return "".join(seal(entry) + "\n" for entry in entries)
 
 
-def check_range(mode: str, range: Sequence[float] | None, scale_free: bool) -> None:
-    """Check that losses have the range that Hedge's rule needs. scale_free: the rule is AdaHedge. Raises UserError."""
+def check_range(place: str, mode: str, range: Sequence[float] | None, scale_free: bool) -> None:
+    """Check that losses have the range that Hedge's rule needs.
+
+    place: key or parameter of the range. scale_free: the rule is AdaHedge. Raises UserError.
+    """
     if range is not None and not (len(range) == 2 and -math.inf < range[0] < range[1] < math.inf):
-        raise UserError(f"search.range takes two finite numbers [low, high] with low < high, not {list(range)}")
+        raise UserError(f"{place} takes two finite numbers [low, high] with low < high, not {list(range)}")
     if range is None and mode == "min" and not scale_free:
         raise UserError(
-            "search.range: a loss without a range needs the scale-free rule (`rate: adahedge`, which has no `gamma`); "
+            f"{place}: a loss without a range needs the scale-free rule (`rate: adahedge`, which has no `gamma`); "
             "set a range such as [0, 4.6], or remove `rate` and `gamma`"
         )
 

@@ -181,7 +181,7 @@ class HedgeSearch(SearchKind):
         """Raises UserError when the range of the losses or the evaluation settings do not suit Hedge."""
         self._check_allocation(experiment)
         self._check_raw()
-        check_range(self.mode, self.range, self.rate == "adahedge")
+        check_range("search.range", self.mode, self.range, self.rate == "adahedge")
         if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
             raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
         if self.comeback is not None:
