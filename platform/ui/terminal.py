@@ -19,6 +19,7 @@ NEXT = (
 """Columns of the results by importance, after the main metric, targets and best values; then all others."""
 
 
+TRAFFIC_CAPTION = "transmissions: all that was sent, in units of what FedAvg sends in a round"
 TARGETS_CAPTION = "to x: transmissions, in FedAvg rounds, until the target is first reached; +: not reached"
 
 
@@ -105,5 +106,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
             console.print(
                 f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in absences.items())}"
             )
+    if any(one.name == "transmissions" for one in table.columns):
+        console.print(TRAFFIC_CAPTION)
     if targets:
         console.print(TARGETS_CAPTION)
