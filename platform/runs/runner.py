@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from joblib import cpu_count
 
+from hedgerow.algorithms.core.own_code import GIVEN
 from hedgerow.platform.actors.actor_room import (
     actors_that_fit,
     choose_actors,
@@ -191,7 +192,7 @@ def _carry_out(
             draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
             draw_staleness({experiment.name: records}, folder.figures)
         loggers.end("finished", summary)
-    own = data if (folder.record().get("data") or {}).get("own") else None
+    own = data if GIVEN.fullmatch(experiment.task.data.name) or (folder.record().get("data") or {}).get("own") else None
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
 
 
