@@ -18,6 +18,7 @@ from hedgerow.algorithms.core.own_code import enter_folders, own_code
 from hedgerow.platform.actors.forked import prepare
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.servers import name_server
+from hedgerow.platform.config.composition import locate_files
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import Override, parse_experiment, read_file, set_value
 from hedgerow.platform.config.yaml_reader import Lines
@@ -201,7 +202,7 @@ def _values(
     elif isinstance(given, SearchSpec):
         values, source = given.values | {"search": given.search.model_dump(mode="json", exclude_none=True)}, "search"
     elif isinstance(given, Mapping):
-        values, source = dict(given), "experiment"
+        values, source = locate_files(dict(given), Path()), "experiment"
         tracking = values.get("tracking")
         name_server(tracking.get("uri") if isinstance(tracking, Mapping) else None)
     elif isinstance(given, str | PathLike):
