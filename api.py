@@ -49,7 +49,7 @@ def run(
     show: Show = True,
     data: Any = None,
     model: Callable[..., Module] | None = None,
-    algorithm: type[Algorithm] | Algorithm | None = None,
+    algorithm: type[Algorithm] | Algorithm | Mapping[str, Any] | None = None,
     imports: Sequence[str] = (),
     **overrides: Any,
 ) -> "FinishedRun | FinishedSeries":
@@ -64,14 +64,14 @@ def run(
     data, model, algorithm: objects in place of what the experiment names, which need not name any; pass the same ones
     again to `resume` and `load`. data: (x, y), ((x, y), (x_test, y_test)), a list of these with one entry for each
     client, a torch Dataset or DataLoader, a function that returns one of these, or a data set and its partition.
-    model: a module class, or a function that builds a module. algorithm: a class, or an instance with its
-    hyperparameters.
+    model: a module class, or a function that builds a module. algorithm: a class, an instance with its
+    hyperparameters, or the section of the file.
 
     Raises UserError before any work starts if the input is invalid. `resume` continues an interrupted run.
     """
     _name_code(experiment, imports)
     prepare()
-    passed, data = _passed(data, model, algorithm)
+    passed, data = _passed(data, model, algorithm, overrides)
     if not isinstance(experiment, Experiment) or overrides or passed:
         experiment = parse_experiment(*_values(experiment, overrides, passed, without="search"))
     own = None if data is None else check(experiment, None, data)
@@ -103,7 +103,7 @@ def search(
     show: bool = True,
     data: Any = None,
     model: Callable[..., Module] | None = None,
-    algorithm: type[Algorithm] | Algorithm | None = None,
+    algorithm: type[Algorithm] | Algorithm | Mapping[str, Any] | None = None,
     imports: Sequence[str] = (),
     **overrides: Any,
 ) -> FinishedSearch:
@@ -115,7 +115,7 @@ def search(
     from hedgerow.searchspaces.tune import search_runner as searches
 
     _name_code(spec, imports)
-    passed, data = _passed(data, model, algorithm)
+    passed, data = _passed(data, model, algorithm, overrides)
     if not isinstance(spec, SearchSpec) or overrides or passed:
         spec = parse_search(*_values(spec, overrides, passed))
     own = None if data is None else searches.check_search(spec, None, data)
@@ -186,14 +186,19 @@ def _name_code(given: Any, imports: Sequence[str]) -> None:
     own_code().add(modules=[imports] if isinstance(imports, str) else imports)
 
 
-def _passed(data: Any, model: Any, algorithm: Any) -> tuple[Sections, Data | None]:
+def _passed(
+    data: Any, model: Any, algorithm: Any, overrides: dict[str, Any] | None = None
+) -> tuple[Sections, Data | None]:
     """Sections that name the passed objects, and the data set and the partition if `data` is these two."""
+    if overrides is not None and isinstance(algorithm, Mapping):
+        # The section of the file, like any other keyword.
+        overrides["algorithm"], algorithm = algorithm, None
     is_both = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Partition)
     return passed_sections(data, model, algorithm), data if is_both else None
 
 
 def _values(
-    given: Any, overrides: dict[str, Any], passed: Sections, without: str = ""
+    given: Any, overrides: dict[str, Any], passed: Sections | None = None, without: str = ""
 ) -> tuple[dict[str, Any], Lines, str]:
     """Returns the plain values, the place of each key, and the name of the source for messages. Raises UserError."""
     lines: Lines = {}
@@ -211,7 +216,7 @@ def _values(
     else:
         raise UserError(f"an experiment is a file, a dictionary or an Experiment, not {type(given).__name__}")
     values.pop(without, None)
-    values = with_passed(values, passed)
+    values = with_passed(values, passed or {})
     for name, value in overrides.items():
         plain = value.item() if isinstance(value, np.generic) else value
         set_value(values, lines, tuple(name.replace("__", ".").split(".")), plain, Override(f"{name}={plain!r}"))

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-LIBRARIES = ("hedgerow", "torch", "torchvision", "timm", "transformers")
+LIBRARIES = ("hedgerow", "torch", "torchvision", "torchmetrics", "timm", "transformers")
 """Packages that have classes for experiments, such as `torchvision.models.ResNet`: they need no `--import`."""
 
 FOR_FILES = ("hedgerow.searchspaces.extra.papers.referee_parts",)

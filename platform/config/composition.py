@@ -27,7 +27,7 @@ RECORDED += ("resources", "checkpoints.storage", "task.data", "task.public.data"
 BY_NAME = ("tracking.uri", "tracking.also")
 """Keys and sections that are recorded with the name of the variable, since its value may be a secret."""
 
-FILES = ("task.data.path", "task.data.test", "task.public.data.path", "task.public.data.test")
+FILES: tuple[str, ...] = ("task.data.path", "task.data.test", "task.public.data.path", "task.public.data.test")
 FILES += ("task.model.init", "task.teacher.model.init", "task.teacher.run")
 """Keys that name a file or a folder to read."""
 

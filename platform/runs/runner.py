@@ -52,7 +52,7 @@ from hedgerow.platform.tracking.summary import (
     unscored_warnings,
 )
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_staleness
+from hedgerow.platform.ui.plots import confusion_table, draw_confusion, draw_curves, draw_histograms, draw_staleness
 from hedgerow.platform.ui.plotting import optional_figures
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ def _carry_out(
             results["ended"] = ended
         # Before anything is drawn or sent: neither can lose the results.
         folder.update(status="finished", finished=now(), **results, **progress)
+        if confusion := progress.get("confusion_matrix"):
+            confusion_table(confusion, dataset.class_names).csv(folder.path / "confusion_matrix.csv")
         # No more rounds are saved, so a signal interrupts at once.
         termination.saves = False
         termination.check()
@@ -191,6 +193,8 @@ def _carry_out(
             draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
             draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
             draw_staleness({experiment.name: records}, folder.figures)
+            if confusion:
+                draw_confusion(confusion, dataset.class_names, folder.figures)
         loggers.end("finished", summary)
     own = data if GIVEN.fullmatch(experiment.task.data.name) or (folder.record().get("data") or {}).get("own") else None
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
