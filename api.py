@@ -4,23 +4,28 @@ Each function shows its progress, and returns an object with pandas frames and m
 UserError, with one sentence per mistake.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch.nn import Module
 
+from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.own_code import enter_folders, own_code
 from hedgerow.platform.actors.forked import prepare
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.servers import name_server
+from hedgerow.platform.config.composition import locate_files
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import Override, parse_experiment, read_file, set_value
 from hedgerow.platform.config.yaml_reader import Lines
+from hedgerow.platform.data import Partition
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runs.passed_objects import Sections, passed_sections, with_passed
 from hedgerow.platform.runs.seed_series import resume_series
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfinished, new_series
@@ -42,7 +47,9 @@ def run(
     data_root: File | None = None,
     address: str | None = None,
     show: Show = True,
-    data: Data | None = None,
+    data: Any = None,
+    model: Callable[..., Module] | None = None,
+    algorithm: type[Algorithm] | Algorithm | Mapping[str, Any] | None = None,
     imports: Sequence[str] = (),
     **overrides: Any,
 ) -> "FinishedRun | FinishedSeries":
@@ -51,15 +58,22 @@ def run(
     With `seeds`, such as `seeds=[0, 1, 2]`, it runs once for each seed; the result is a FinishedSeries.
     overrides: keys of the file, with two underscores for a dot: `rounds=20, algorithm__lr=0.05`. data_root: folder of
     the data sets. address: a Ray cluster; None: the one this process is connected to, or a new one on this machine.
-    show: True: show progress; False: show nothing; a function: call it with the record of every round. data: data set
-    and partition, in place of those that the experiment names; pass them again to `resume` and `load`. imports: modules
+    show: True: show progress; False: show nothing; a function: call it with the record of every round. imports: modules
     that dotted paths may name, in addition to those in the folder of the file and the program's own on its import path.
+
+    data, model, algorithm: objects in place of what the experiment names, which need not name any; pass the same ones
+    again to `resume` and `load`. data: (x, y), ((x, y), (x_test, y_test)), a list of these with one entry for each
+    client, a torch Dataset or DataLoader, a function that returns one of these, or a data set and its partition.
+    model: a module class, or a function that builds a module. algorithm: a class, an instance with its
+    hyperparameters, or the section of the file.
+
     Raises UserError before any work starts if the input is invalid. `resume` continues an interrupted run.
     """
     _name_code(experiment, imports)
     prepare()
-    if not isinstance(experiment, Experiment) or overrides:
-        experiment = parse_experiment(*_values(experiment, overrides, without="search"))
+    passed, data = _passed(data, model, algorithm, overrides)
+    if not isinstance(experiment, Experiment) or overrides or passed:
+        experiment = parse_experiment(*_values(experiment, overrides, passed, without="search"))
     own = None if data is None else check(experiment, None, data)
     if experiment.seeds:
         return _run_seeds(experiment, _path(data_root), address, show, data)
@@ -87,7 +101,9 @@ def search(
     data_root: File | None = None,
     address: str | None = None,
     show: bool = True,
-    data: Data | None = None,
+    data: Any = None,
+    model: Callable[..., Module] | None = None,
+    algorithm: type[Algorithm] | Algorithm | Mapping[str, Any] | None = None,
     imports: Sequence[str] = (),
     **overrides: Any,
 ) -> FinishedSearch:
@@ -99,8 +115,9 @@ def search(
     from hedgerow.searchspaces.tune import search_runner as searches
 
     _name_code(spec, imports)
-    if not isinstance(spec, SearchSpec) or overrides:
-        spec = parse_search(*_values(spec, overrides))
+    passed, data = _passed(data, model, algorithm, overrides)
+    if not isinstance(spec, SearchSpec) or overrides or passed:
+        spec = parse_search(*_values(spec, overrides, passed))
     own = None if data is None else searches.check_search(spec, None, data)
     with _table(spec, show) as shown:
         return searches.search(spec, _path(data_root), shown, address, own, own=own is not None)
@@ -111,18 +128,21 @@ def resume(
     *,
     address: str | None = None,
     show: bool = True,
-    data: Data | None = None,
+    data: Any = None,
+    model: Callable[..., Module] | None = None,
+    algorithm: type[Algorithm] | Algorithm | None = None,
     changed: bool = False,
     imports: Sequence[str] = (),
 ) -> "FinishedRun | FinishedSeries | FinishedSearch":
     """Continue a run or a search from its last checkpoints; of several seeds, all that are not finished.
 
-    data: data set and partition, if the run was started with its own; their content is compared with the original one.
+    data, model, algorithm: objects that the run was started with, see `run`; their content is compared with theirs.
     changed: accept settings in its file that differ from those that it started with, and record them. imports: see
-    `run`. Raises UserError if the run is finished, is not a run, or was started with other data or settings.
+    `run`. Raises UserError if the run is finished, is not a run, or was started with other objects or settings.
     """
     _name_code(None, imports)
     prepare()
+    _, data = _passed(data, model, algorithm)
     started = find_run(str(folder))
     if started.series:
         from hedgerow.reports.analysis.finished_series import FinishedSeries
@@ -140,13 +160,22 @@ def resume(
         return runner.resume(str(run_folder), shown, address, data, changed)
 
 
-def load(folder: File, *, data: Data | None = None, imports: Sequence[str] = ()) -> FinishedRun | FinishedSearch:
+def load(
+    folder: File,
+    *,
+    data: Any = None,
+    model: Callable[..., Module] | None = None,
+    algorithm: type[Algorithm] | Algorithm | None = None,
+    imports: Sequence[str] = (),
+) -> FinishedRun | FinishedSearch:
     """Read a run or a search from its folder, finished or not.
 
-    data: data set and partition, if the run was started with its own; `parameters` of a run and the model that a search
-    has `deployed` need them. imports: see `run`. Raises UserError if the folder is not a run.
+    data, model, algorithm: objects that the run was started with, see `run`. A run needs its algorithm; `parameters`,
+    and the model that a search has `deployed`, need all of them. imports: see `run`. Raises UserError if the folder is
+    not a run.
     """
     _name_code(None, imports)
+    _, data = _passed(data, model, algorithm)
     run_folder: RunFolder = find_run(str(folder))
     return FinishedSearch.read(run_folder, data) if run_folder.is_search else FinishedRun.read(run_folder, data)
 
@@ -157,7 +186,20 @@ def _name_code(given: Any, imports: Sequence[str]) -> None:
     own_code().add(modules=[imports] if isinstance(imports, str) else imports)
 
 
-def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[dict[str, Any], Lines, str]:
+def _passed(
+    data: Any, model: Any, algorithm: Any, overrides: dict[str, Any] | None = None
+) -> tuple[Sections, Data | None]:
+    """Sections that name the passed objects, and the data set and the partition if `data` is these two."""
+    if overrides is not None and isinstance(algorithm, Mapping):
+        # The section of the file, like any other keyword.
+        overrides["algorithm"], algorithm = algorithm, None
+    is_both = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Partition)
+    return passed_sections(data, model, algorithm), data if is_both else None
+
+
+def _values(
+    given: Any, overrides: dict[str, Any], passed: Sections | None = None, without: str = ""
+) -> tuple[dict[str, Any], Lines, str]:
     """Returns the plain values, the place of each key, and the name of the source for messages. Raises UserError."""
     lines: Lines = {}
     if isinstance(given, Experiment):
@@ -165,7 +207,7 @@ def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[d
     elif isinstance(given, SearchSpec):
         values, source = given.values | {"search": given.search.model_dump(mode="json", exclude_none=True)}, "search"
     elif isinstance(given, Mapping):
-        values, source = dict(given), "experiment"
+        values, source = locate_files(dict(given), Path()), "experiment"
         tracking = values.get("tracking")
         name_server(tracking.get("uri") if isinstance(tracking, Mapping) else None)
     elif isinstance(given, str | PathLike):
@@ -174,6 +216,7 @@ def _values(given: Any, overrides: dict[str, Any], without: str = "") -> tuple[d
     else:
         raise UserError(f"an experiment is a file, a dictionary or an Experiment, not {type(given).__name__}")
     values.pop(without, None)
+    values = with_passed(values, passed or {})
     for name, value in overrides.items():
         plain = value.item() if isinstance(value, np.generic) else value
         set_value(values, lines, tuple(name.replace("__", ".").split(".")), plain, Override(f"{name}={plain!r}"))

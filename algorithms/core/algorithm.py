@@ -252,8 +252,8 @@ class Algorithm:
 
     def predict_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Same as `evaluate_client`; the metrics also have the predictions on all batches, under `PREDICTIONS`: the
-        logarithms of the probabilities (samples, classes), the labels, and a mask of the real samples. A client without
-        samples has none.
+        logarithms of the probabilities (samples, classes), the labels, a mask of the real samples and, if a metric
+        needs them, the outputs. A client without samples has none.
         """
         scored: list[tuple[Tensor, Batch]] = []
         recording = copy(self)
@@ -264,9 +264,18 @@ class Algorithm:
         predictions = {
             "log_probabilities": torch.cat([logits.log_softmax(-1) for logits, _ in scored]),
             "labels": torch.cat([batch.y for _, batch in scored]),
-            "real": torch.cat([torch.ones_like(b.y).bool() if b.mask is None else b.mask.bool() for _, b in scored]),
+            "real": torch.cat([_real(batch) for _, batch in scored]),
         }
+        if self.task.scoring.sees_all:
+            predictions["outputs"] = torch.cat([outputs for outputs, _ in scored])
         return up, state, {**metrics, PREDICTIONS: predictions}
+
+
+def _real(batch: Batch) -> Tensor:
+    """Mask (bool) of the real samples of a batch."""
+    return (
+        torch.ones(len(batch.y), dtype=torch.bool, device=batch.y.device) if batch.mask is None else batch.mask.bool()
+    )
 
 
 def mean_statistics(statistics: Callable[[Batch], Tree], data: ClientData) -> Tree:

@@ -1,5 +1,6 @@
 """Losses and metrics: functions of (outputs, targets, mask), reduced over samples."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ Targets = Literal["classes", "labels", "numbers", "tokens"]
 
 Mode = Literal["min", "max"]
 
+Samples = tuple[np.ndarray, np.ndarray]
+"""Outputs and targets of all samples of a split."""
+
 RESERVED = ("loss", "correct", "samples")
 """Names that a metric cannot have, because the results of a client step use them."""
 
@@ -34,15 +38,29 @@ class ScoreFunction:
     targets: kinds of targets that it takes; empty: any. mode: whether a metric is to be minimised or maximised; None:
     unknown. finish: maps the mean to the value that is reported; None: the mean itself. fused: mean over a mini-batch
     without padding, where torch has a faster function. counts_samples: its count is the number of samples, so that
-    results do not contain it.
+    results do not contain it. sees_all: whether it is a metric that is no mean over samples: a function (outputs,
+    targets) of all samples of a split at once, which returns the value.
     """
 
-    function: Callable[[Tensor, Tensor, Tensor], Any]
+    function: Callable[..., Any]
     targets: tuple[Targets, ...] = ()
     mode: Mode | None = None
     finish: Callable[[float], float] | None = None
     fused: Callable[[Tensor, Tensor], Tensor] | None = None
     counts_samples: bool = False
+    sees_all: bool = False
+
+    @property
+    def arguments(self) -> int:
+        """Number of arguments that the function takes."""
+        return 2 if self.sees_all else 3
+
+    def of_all(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        """Returns the value of a metric of all samples at once; NaN if there are none."""
+        if not len(targets):
+            return math.nan
+        given = torch.from_numpy(outputs), torch.from_numpy(targets)
+        return self.finished(float(self.function(_aligned(*given), given[1])))
 
     def sums(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum over the real samples, and the count to divide it by; 0-d."""
@@ -95,7 +113,17 @@ def metric(mode: Mode, *targets: Targets, finish: Callable[[float], float] | Non
 
     finish: maps the mean over all samples to the value that is reported, such as `math.exp`.
     """
-    return lambda function: ScoreFunction(function, targets, mode, finish)
+    return lambda function: ScoreFunction(function, targets, mode, finish, sees_all=sees_all(function))
+
+
+def sees_all(function: Callable[..., Any]) -> bool:
+    """Whether a function takes (outputs, targets) of all samples at once, without a mask."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return not any(one.name == "mask" or one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
@@ -133,36 +161,58 @@ class Scoring:
         return {**self.metrics, "loss": self.loss}
 
     @cached_property
+    def summed(self) -> dict[str, ScoreFunction]:
+        """The measures that are sums over samples, by name."""
+        return {name: measure for name, measure in self.measures.items() if not measure.sees_all}
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a metric needs all outputs of a split at once."""
+        return len(self.summed) < len(self.measures)
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the entries of `sums`: "loss", metrics (the sum of the accuracy is "correct"), "samples", counts."""
-        counts = [_count(name) for name, measure in self.measures.items() if not measure.counts_samples]
-        return ("loss", *(_total(name) for name in self.metrics), "samples", *counts)
+        counts = [_count(name) for name, measure in self.summed.items() if not measure.counts_samples]
+        return ("loss", *(_total(name) for name in self.summed if name != "loss"), "samples", *counts)
 
     def sums(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """Returns the sums and counts of a mini-batch, (names,)."""
-        pairs = {name: measure.sums(outputs, targets, mask) for name, measure in self.measures.items()}
-        counts = [pairs[name][1] for name, measure in self.measures.items() if not measure.counts_samples]
-        totals = [pairs[name][0] for name in ("loss", *self.metrics)]
+        pairs = {name: measure.sums(outputs, targets, mask) for name, measure in self.summed.items()}
+        counts = [pairs[name][1] for name, measure in self.summed.items() if not measure.counts_samples]
+        totals = [pairs[name][0] for name in dict.fromkeys(("loss", *self.summed))]
         return torch.stack([*totals, mask.sum(), *counts])
 
-    def values(self, results: Mapping[str, Any], samples_of: str = "test") -> dict[str, float]:
+    def values(
+        self, results: Mapping[str, Any], samples_of: str = "test", samples: Samples | None = None
+    ) -> dict[str, float]:
         """Returns the reported values of all measures. results: name -> array of sums, one entry per client or shard.
 
-        samples_of: prefix of their names.
+        samples_of: prefix of their names. samples: outputs and targets, for the metrics that need all of them.
         """
-        return {
-            f"{samples_of}_{name}": measure.value(
-                float(results[_total(name)].sum()), float(results[self.count(name)].sum())
-            )
-            for name, measure in self.measures.items()
-        }
+        return {f"{samples_of}_{name}": self._value(name, results, samples) for name in self.measures}
+
+    def _value(self, name: str, results: Mapping[str, Any], samples: Samples | None) -> float:
+        measure = self.measures[name]
+        if measure.sees_all:
+            assert samples is not None
+            return measure.of_all(*samples)
+        return measure.value(float(results[_total(name)].sum()), float(results[self.count(name)].sum()))
 
     def count(self, name: str) -> str:
         """Name of the count of a measure in results."""
         return "samples" if self.measures[name].counts_samples else _count(name)
 
-    def per_client(self, results: Mapping[str, Any], name: str) -> Any:
-        """Values of a measure for each client that has samples to be scored on, as an array."""
+    def per_client(self, results: Mapping[str, Any], name: str, samples: Samples | None = None) -> Any:
+        """Values of a measure for each client that has samples to be scored on, as an array.
+
+        samples: outputs and targets of all clients, one after the other.
+        """
+        if self.measures[name].sees_all:
+            assert samples is not None
+            ends = np.cumsum(results["samples"][results["samples"] > 0]).astype(int)[:-1]
+            parts = zip(*(np.split(array, ends) for array in samples), strict=True)
+            return np.array([self.measures[name].of_all(*part) for part in parts])
         measure, totals, counts = self.measures[name], results[_total(name)], results[self.count(name)]
         values = (totals[counts > 0] / counts[counts > 0]).astype(float)
         return np.array([measure.finished(value) for value in values.tolist()])

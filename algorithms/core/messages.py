@@ -157,7 +157,9 @@ class Predictions(NamedTuple):
     log_probabilities: np.ndarray
     """(samples, classes) float32."""
     labels: np.ndarray
-    """(samples,) int64."""
+    """(samples,) int64, or other targets."""
+    outputs: np.ndarray | None = None
+    """Outputs of the model, (samples, ...) float32; None: no metric needs them."""
 
 
 @dataclass(frozen=True)

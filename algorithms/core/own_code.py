@@ -6,21 +6,22 @@ function or a class is called only if it is defined in the user's own code, or i
 """
 
 import os
+import re
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
-LIBRARIES = ("hedgerow", "torch", "torchvision", "timm", "transformers")
+LIBRARIES = ("hedgerow", "torch", "torchvision", "torchmetrics", "timm", "transformers")
 """Packages that have classes for experiments, such as `torchvision.models.ResNet`: they need no `--import`."""
 
 FOR_FILES = ("hedgerow.searchspaces.extra.papers.referee_parts",)
@@ -33,6 +34,13 @@ DEFINED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
 """Types of objects that know the module in which they are defined."""
 
 
+GIVEN = re.compile(r"given\.(data|source|model|algorithm)\.(\w+)")
+"""Names of objects that a Python program has passed to this package, as files of its runs have them."""
+
+GIVEN_DATA = "given.data."
+"""Beginning of the names of data; the names of code end in its hash."""
+
+
 class ImportRefusedError(ValueError):
     """A dotted path that must not be imported; the message is a sentence with the fix."""
 
@@ -43,13 +51,14 @@ class OwnCode:
 
     folders: of the experiment files. modules: named by the user, together with all modules in them. is_program: whether
     the user's own Python program runs, whose import path names code as well. found: folders on this path in which
-    modules were found.
+    modules were found. given: objects that the program has passed, by their names in files.
     """
 
     folders: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     is_program: bool = True
     found: tuple[str, ...] = ()
+    given: dict[str, Any] = field(default_factory=dict)
 
     def add(self, folders: Iterable[str | Path] = (), modules: Iterable[str] = ()) -> None:
         """Add folders of experiment files, and modules that the user has named."""
@@ -93,38 +102,43 @@ def command_line() -> Iterator[None]:
         vars(_own).update(before)
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """Import path and own code of a process, for the processes that work for it."""
-
-    path: tuple[str, ...]
-    folders: tuple[str, ...]
-    modules: tuple[str, ...]
-
-    @classmethod
-    def here(cls) -> Self:
-        """Surroundings of this process."""
-        return cls(tuple(sys.path), _own.folders, _own.modules)
-
-    def install(self) -> None:
-        """Make the same modules importable and allowed in this process."""
-        sys.path += [entry for entry in self.path if entry not in sys.path]
-        # The process that sent them has refused other code; folders may have other paths here.
-        vars(_own).update(folders=self.folders, modules=self.modules, is_program=True)
-
-
 def find(dotted: str) -> Any:
     """The object at a dotted path, None if its module has none of this name.
 
     Raises ImportRefusedError, or what the import of the module raises.
     """
+    if GIVEN.fullmatch(dotted):
+        return _given(dotted)
     name, _, attribute = dotted.rpartition(".")
     return getattr(_module(name), attribute, None)
 
 
+def _given(dotted: str) -> Any:
+    """An object that the program has passed. Data that are missing here fail where they are loaded."""
+    if dotted in _own.given:
+        return _own.given[dotted]
+    kind, name = GIVEN.fullmatch(dotted).groups()  # type: ignore[union-attr]
+    if kind == "data":
+        return _missing_data
+    key = "data" if kind == "source" else kind
+    same = [other for other in _own.given if other.rpartition("_")[0] == dotted.rpartition("_")[0]]
+    is_other = "; the one that was passed has other code" if same else ""
+    raise ImportRefusedError(
+        f"it was passed as `{key}=`{is_other}; pass the same one again, as in "
+        f"`hedgerow.resume(folder, {key}={name.rpartition('_')[0]})`"
+    )
+
+
+def _missing_data() -> Any:
+    """Stands for data in a process that does not load them."""
+    raise ImportRefusedError(
+        "the data were passed as `data=`; pass them again, as in `hedgerow.resume(folder, data=...)`"
+    )
+
+
 def is_own(candidate: Any, dotted: str) -> bool:
-    """Whether the object at a dotted path is defined in the user's own code."""
-    return _is_own_module(home_of(candidate) or dotted.rpartition(".")[0])
+    """Whether the object at a dotted path is defined in the user's own code, or was passed by the user's program."""
+    return bool(GIVEN.fullmatch(dotted)) or _is_own_module(home_of(candidate) or dotted.rpartition(".")[0])
 
 
 def home_of(candidate: Any) -> str | None:

@@ -28,6 +28,9 @@ Scalar = bool | int | float | str
 FACTORY = "client_fn"
 """Hyperparameter that names the factory of the clients."""
 
+MESSAGE_APP = "ClientApp"
+"""Class of Flower whose functions take and return messages."""
+
 EXAMPLES = "num_examples"
 """Metric of the client steps: number of samples that a client's `fit` or `evaluate` used."""
 
@@ -130,6 +133,11 @@ def _factory(dotted: str) -> Callable[..., Any]:
         raise ValueError(f"cannot import {dotted!r} ({error}); put it into the folder of the experiment file") from None
     except Exception as error:
         raise ValueError(f"cannot import {dotted!r}: {_located(error)}; fix it there") from error
+    if type(found).__name__ == MESSAGE_APP:
+        raise ValueError(
+            f"{dotted!r} is a {MESSAGE_APP} of Flower's Message API (@app.train, @app.evaluate), which is not taken; "
+            "write the client as a NumPyClient, and name a function client_fn(context) that returns it"
+        )
     if not callable(found):
         raise ValueError(f"{dotted!r} is not a function; write a dotted path such as my_client.client_fn")
     if not is_own(found, path):

@@ -17,6 +17,9 @@ METRICS = {
     "label_accuracy": "hedgerow.algorithms.measures.multi_label:label_accuracy",
     "perplexity": "hedgerow.algorithms.measures.language:perplexity",
     "token_accuracy": "hedgerow.algorithms.measures.language:token_accuracy",
+    "macro_f1": "hedgerow.algorithms.measures.all_samples:macro_f1",
+    "auroc": "hedgerow.algorithms.measures.all_samples:auroc",
+    "calibration_error": "hedgerow.algorithms.measures.all_samples:calibration_error",
 }
 
 USUAL = {

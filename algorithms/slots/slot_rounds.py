@@ -57,6 +57,9 @@ class SlotRounds(Middleware):
         self.algorithm, self.inner, self.slots, self.classes = algorithm, algorithm.inner, slots, classes
         if slots.objective is not None and slots.objective.incompatibility(self.inner.task) is None:
             self.inner.task = slots.objective.task(self.inner.task)
+        if changes_updates(slots):
+            # Under vmap, `init_server` could not draw parameters.
+            _ = self._initial
 
     def hyper(self, hyper: Any) -> SlottedHyper:
         return SlottedHyper.of(hyper, self.slots)

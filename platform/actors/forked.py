@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
+from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.errors import ProcessesLost
 from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.signals import TERMINATIONS

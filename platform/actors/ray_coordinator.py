@@ -10,7 +10,6 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.actor_room import (
     actors_that_fit,
@@ -26,6 +25,7 @@ from hedgerow.platform.actors.ray_health import RayHealth, gcs_answers
 from hedgerow.platform.actors.ray_transport import LOST, ActorSpec, RayTransport, cause_of
 from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session, starts_here
 from hedgerow.platform.actors.shared_data import put_dataset
+from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.coordinator import build_coordinator

@@ -11,7 +11,6 @@ import ray
 import torch
 from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors import sums
 from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, no_room
@@ -19,6 +18,7 @@ from hedgerow.platform.actors.object_states import BlockRows, ObjectMemory
 from hedgerow.platform.actors.session import node_resources
 from hedgerow.platform.actors.shared_folder import name_of
 from hedgerow.platform.actors.small_messages import pack, unpack
+from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.ray_private import actor_record

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import cloudpickle
 import torch
 
 PARTS = 512
@@ -20,6 +21,11 @@ PARTS = 512
 def pack(value: Any) -> bytes:
     """Pickles a value without Ray's references, which would be lost."""
     return pickle.dumps(value)
+
+
+def pack_code(value: Any) -> bytes:
+    """Pickles classes and functions; those of a script, a notebook or a function by value, as Ray does."""
+    return cloudpickle.dumps(value)
 
 
 def unpack(message: Any) -> Any:

@@ -85,7 +85,8 @@ class Registry(Generic[T]):
             entered: Any = self._enter(candidate)
             if entered is None:
                 raise UserError(f"{_beginning(place)}{name!r} is not {what}; name one")
-            if not isinstance(candidate, self.base):
+            # A class is of the kind that its key needs, or it could not enter.
+            if not isinstance(candidate, self.base | type):
                 require_own(candidate, name, what, place)
             target = entered
             return target

@@ -1,7 +1,8 @@
 """Experiment files that build on others: `base: common.yaml`, `${env:NAME}`, and the origin of every value."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hedgerow.platform.common.errors import UserError
@@ -25,6 +26,10 @@ RECORDED += ("resources", "checkpoints.storage", "task.data", "task.public.data"
 
 BY_NAME = ("tracking.uri", "tracking.also")
 """Keys and sections that are recorded with the name of the variable, since its value may be a secret."""
+
+FILES: tuple[str, ...] = ("task.data.path", "task.data.test", "task.public.data.path", "task.public.data.test")
+FILES += ("task.model.init", "task.teacher.model.init", "task.teacher.run")
+"""Keys that name a file or a folder to read."""
 
 Alternatives = Callable[[dict[str, Any], tuple[str, ...]], tuple[str, ...]]
 """(values, keys) -> keys of the same section that exclude this one."""
@@ -103,6 +108,27 @@ def fill_in_environment(value: Any, lines: Lines, path: Keys = ()) -> Any:
             )
     lines[path] = origin = f"{place}, {', '.join(f'${{env:{name}}}' for name in names)}"
     return parse_yaml(filled, lambda line: origin, path)[0] if ENVIRONMENT.fullmatch(value) else filled
+
+
+def locate_files(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns values whose relative paths are absolute if their files are in a folder, and the same otherwise."""
+    for key in FILES:
+        values = _located(values, key.split("."), folder)
+    return values
+
+
+def _located(values: Any, keys: Sequence[str], folder: Path) -> Any:
+    if not isinstance(values, dict) or keys[0] not in values:
+        return values
+    value, rest = values[keys[0]], keys[1:]
+    if rest:
+        return {**values, keys[0]: _located(value, rest, folder)}
+    if not isinstance(value, str) or not value or Path(value).is_absolute():
+        return values
+    file = folder / value
+    # A run may be named without date and time.
+    is_here = file.exists() or (keys[0] == "run" and any(file.parent.glob(f"{file.name}-[0-9]*")))
+    return {**values, keys[0]: os.path.normpath(file.absolute())} if is_here else values
 
 
 def _is_among(path: Keys, keys: tuple[str, ...]) -> bool:

@@ -232,6 +232,10 @@ class Evaluation(Section):
         description="whether metrics of test samples, or of the clients' evaluation, may decide in `patience` and "
         "`checkpoints.best`; results then say that test data selected them",
     )
+    confusion_matrix: bool = Field(
+        False,
+        description="write the confusion matrix of the last evaluation, confusion_matrix.csv and a figure; for classes",
+    )
     efficiency: Efficiency | None = Field(
         None, description="number of samples needed for each task of a stream; null: not measured"
     )

@@ -33,6 +33,10 @@ EXPERIMENT_RULES = (
         lambda e: e.is_stream and (e.task.loss != LossChoice() or e.task.metrics is not None),
         "`task.loss` and `task.metrics` are not supported for a stream; remove them",
     ),
+    Rule(
+        lambda e: e.is_stream and e.evaluation.confusion_matrix,
+        "`evaluation.confusion_matrix` is not supported for a stream, whose rounds are different tasks; remove it",
+    ),
     Rule(lambda e: e.is_stream and e.simulation, "`simulation` needs clients, and a stream has none; remove it"),
     Rule(lambda e: e.is_stream and e.task.public, "`task.public` is not supported for a stream; remove it"),
     Rule(

@@ -18,7 +18,7 @@ from hedgerow.algorithms.core.own_code import enter_folders, own_code
 from hedgerow.platform.common.errors import UserError, mistakes
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS
 from hedgerow.platform.common.servers import name_server
-from hedgerow.platform.config.composition import fill_in_environment, merge
+from hedgerow.platform.config.composition import fill_in_environment, locate_files, merge
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.problem_section import QuadraticProblem
 from hedgerow.platform.config.registries import algorithm_class, algorithms
@@ -67,17 +67,20 @@ def read_experiment(path: str | Path) -> Experiment:
 
 
 def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
-    """Returns the plain values of an experiment file after the overrides, and the place of each key."""
+    """Returns the plain values of an experiment file after the overrides, and the place of each key.
+
+    Files that it names are in its folder, in the working directory, or in the folder of the data sets.
+    """
     values, lines = _composed(path, ())
     for override in overrides:
         apply_override(values, lines, override)
-    return fill_in_environment(values, lines), lines
+    return locate_files(fill_in_environment(values, lines), Path()), lines
 
 
 def _composed(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
     """Values of a file and of the file that its key `base` names. above: files that build on this one."""
     values, lines = _read(path)
-    values = fill_in_environment(values, lines)
+    values = locate_files(fill_in_environment(values, lines), path.parent)
     base, place = values.pop("base", None), lines.pop(("base",), "")
     if base is None:
         return values, lines

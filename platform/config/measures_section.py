@@ -1,31 +1,69 @@
 """The keys `task.loss` and `task.metrics` of an experiment file."""
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
+from torch import Tensor
 
 from hedgerow.algorithms.core.hyperparameters import Rule
-from hedgerow.algorithms.core.measures import RESERVED, Mode, ScoreFunction, Scoring
+from hedgerow.algorithms.core.measures import RESERVED, Mode, ScoreFunction, Scoring, sees_all
 from hedgerow.algorithms.measures import LOSSES, METRICS, USUAL
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import NamedSection
 
 
-def _measure(found: Any) -> ScoreFunction | None:
+def _function(found: Any) -> ScoreFunction | None:
     """A built-in measure, or a user's own function as one; None if it is neither."""
     if isinstance(found, ScoreFunction):
         return found
     return ScoreFunction(found) if callable(found) and not isinstance(found, type) else None
 
 
+def _loss(found: Any) -> ScoreFunction | None:
+    """A loss is a sum over samples."""
+    measure = _function(found)
+    return measure if measure and not measure.sees_all else None
+
+
+def _metric(found: Any) -> ScoreFunction | None:
+    """A built-in metric, a user's own function or a class of torchmetrics as one; None if it is none of these."""
+    if isinstance(found, type):
+        # The class is there, so its package is imported, and no other one is wanted.
+        package = sys.modules.get("torchmetrics")
+        return of_torchmetrics(found) if package and issubclass(found, package.Metric) else None
+    measure = _function(found)
+    return replace(measure, sees_all=True) if measure and measure is not found and sees_all(found) else measure
+
+
+def of_torchmetrics(kind: Any) -> ScoreFunction:
+    """A metric of torchmetrics, which sees all samples of a split at once."""
+
+    def value(outputs: Tensor, targets: Tensor, **args: Any) -> Tensor:
+        metric = kind(**args)
+        metric.update(outputs, targets)
+        result: Tensor = metric.compute()
+        return result
+
+    modes: dict[bool, Mode] = {True: "max", False: "min"}
+    mode = modes.get(kind.higher_is_better)
+    return ScoreFunction(value, mode=mode, sees_all=True)
+
+
 FUNCTION = "a function of (outputs, targets, mask)"
-losses = Registry(LOSSES, ScoreFunction, "task.loss", enter=_measure, what=f"a loss, {FUNCTION}")
-metrics = Registry(METRICS, ScoreFunction, "task.metrics", enter=_measure, what=f"a metric, {FUNCTION}")
+losses = Registry(LOSSES, ScoreFunction, "task.loss", enter=_loss, what=f"a loss, {FUNCTION}")
+metrics = Registry(
+    METRICS,
+    ScoreFunction,
+    "task.metrics",
+    enter=_metric,
+    what=f"a metric, {FUNCTION} or (outputs, targets), or a class of torchmetrics",
+)
 
 
 class MeasureChoice(NamedSection):
@@ -50,9 +88,10 @@ class MeasureChoice(NamedSection):
         """Returns the function with its arguments. Raises UserError."""
         measure: Any = self.registry.resolve(self.name, place="")
         try:
-            inspect.signature(measure.function).bind(None, None, None, **self.args)
+            inspect.signature(measure.function).bind(*[None] * measure.arguments, **self.args)
         except TypeError as error:
-            raise UserError(f"{self.name} cannot be called with (outputs, targets, mask) and `args`: {error}") from None
+            given = "(outputs, targets)" if measure.sees_all else "(outputs, targets, mask)"
+            raise UserError(f"{self.name} cannot be called with {given} and `args`: {error}") from None
         except ValueError:
             # A function of C++ has no signature.
             pass

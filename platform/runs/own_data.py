@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from hedgerow.algorithms.core.own_code import GIVEN
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset
@@ -78,6 +79,8 @@ def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix
         raise UserError(
             f"{folder.path} was run on the caller's arrays, not on the data in its file; pass them again: {call}"
         )
+    if GIVEN.fullmatch(experiment.task.data.name):
+        raise UserError(f"{folder.path}: the {names} in data= {verb} from what it started with; pass the same data")
     raise UserError(
         f"{folder.path}: the {names} of its file {verb} from what the run started with; restore the files of "
         f"task.data, or pass the arrays: {call}"

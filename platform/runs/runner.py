@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from joblib import cpu_count
 
+from hedgerow.algorithms.core.own_code import GIVEN
 from hedgerow.platform.actors.actor_room import (
     actors_that_fit,
     choose_actors,
@@ -51,7 +52,7 @@ from hedgerow.platform.tracking.summary import (
     unscored_warnings,
 )
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.platform.ui.plots import draw_curves, draw_histograms, draw_staleness
+from hedgerow.platform.ui.plots import confusion_table, draw_confusion, draw_curves, draw_histograms, draw_staleness
 from hedgerow.platform.ui.plotting import optional_figures
 
 if TYPE_CHECKING:
@@ -183,6 +184,8 @@ def _carry_out(
             results["ended"] = ended
         # Before anything is drawn or sent: neither can lose the results.
         folder.update(status="finished", finished=now(), **results, **progress)
+        if confusion := progress.get("confusion_matrix"):
+            confusion_table(confusion, dataset.class_names).csv(folder.path / "confusion_matrix.csv")
         # No more rounds are saved, so a signal interrupts at once.
         termination.saves = False
         termination.check()
@@ -190,8 +193,10 @@ def _carry_out(
             draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
             draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
             draw_staleness({experiment.name: records}, folder.figures)
+            if confusion:
+                draw_confusion(confusion, dataset.class_names, folder.figures)
         loggers.end("finished", summary)
-    own = data if (folder.record().get("data") or {}).get("own") else None
+    own = data if GIVEN.fullmatch(experiment.task.data.name) or (folder.record().get("data") or {}).get("own") else None
     return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
 
 

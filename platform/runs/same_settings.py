@@ -13,8 +13,8 @@ FREE = {"name", "output", "tracking", "checkpoints"}
 FREE_RESOURCES = {"executor", "actors", "cpus_per_actor", "placement", "timeout", "memory_mb"}
 """Keys of `resources` that do not change bits: a resumed run keeps its recorded number of parts, and its plans."""
 
-FREE_OF_A_RUN = {"targets", "target_metric", "stop", "patience", "allow_test_selection"}
-"""Keys of `evaluation` that only decide when a run ends."""
+FREE_OF_A_RUN = {"targets", "target_metric", "stop", "patience", "allow_test_selection", "confusion_matrix"}
+"""Keys of `evaluation` that only decide when a run ends, and what it writes."""
 
 NAMED = 5
 """Number of changed settings that a sentence names."""

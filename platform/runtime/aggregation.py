@@ -50,8 +50,8 @@ class PartialAggregate:
     """Peak GPU memory of the worker so far; 0 without a GPU."""
     client_model_delta: Tree | None = None
     """Sum of the changes of the clients' own models since they last took part, where they are tracked; float64."""
-    predictions: list[Predictions] = field(default_factory=list)
-    """Predictions on each client's samples, if the step returns them."""
+    predictions: list[Predictions | None] = field(default_factory=list)
+    """Predictions on each client's samples, if the step returns them; None for a client without samples."""
     kept: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     """For each client of the shard: whether the step has written a new state to its row."""
     objects: list[Any] = field(default_factory=list)
@@ -112,9 +112,14 @@ class PartialAggregate:
 
     def add_predictions(self, predictions: dict[str, Tensor]) -> None:
         """Add the predictions of a chunk of clients, under `PREDICTIONS` in the metrics: leaves (C, samples, ...)."""
-        every = (predictions[name].detach().cpu() for name in ("log_probabilities", "labels", "real"))
-        for log_probabilities, labels, real in zip(*every, strict=True):
-            self.predictions.append(Predictions(log_probabilities[real].numpy(), labels[real].numpy()))
+        names = [name for name in Predictions._fields if name in predictions]
+        every = (predictions[name].detach().cpu() for name in ("real", *names))
+        for real, *values in zip(*every, strict=True):
+            self.predictions.append(Predictions(*(value[real].numpy() for value in values)))
+
+    def add_no_predictions(self, clients: int) -> None:
+        """Note a chunk of clients without samples."""
+        self.predictions += [None] * clients
 
     def to_wire(self) -> "PartialAggregate":
         """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""

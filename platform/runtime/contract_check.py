@@ -19,7 +19,15 @@ from torch import Tensor
 from hedgerow.algorithms.core.algorithm import Algorithm, Need
 from hedgerow.algorithms.core.client_data import ClientData, UnknownStreamError
 from hedgerow.algorithms.core.inference import shorter
-from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Cohort, Exchange, Exchanges, StepResult
+from hedgerow.algorithms.core.messages import (
+    PREDICTIONS,
+    Aggregate,
+    ClientStep,
+    Cohort,
+    Exchange,
+    Exchanges,
+    StepResult,
+)
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, difference, leaves, tree_map
 from hedgerow.algorithms.personalized.adaptation import Adapting
@@ -31,7 +39,7 @@ from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.engine import Samples
-from hedgerow.platform.runtime.evaluation import validate
+from hedgerow.platform.runtime.evaluation import evaluate, output_keeper, validate
 from hedgerow.platform.runtime.exchange_costs import Delivery, NoContributionsError
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.shards import EVALUATION, ChunkTooLarge
@@ -193,7 +201,7 @@ class _Contract(Middleware):
                     f"{name} returns {_kind(tree)} as `{part}` of its StepResult; return a dictionary of tensors, "
                     "empty if there are none"
                 )
-        for metric, value in result.metrics.items():
+        for metric, value in ((name, value) for name, value in result.metrics.items() if name != PREDICTIONS):
             if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
                 raise ContractError(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
@@ -286,11 +294,15 @@ class _DryRun:
             if self.is_large:
                 return
             nobody = cohort.subset(np.zeros(len(cohort.clients), bool))
-            drive(algorithm.evaluate(server, cohort if experiment.evaluation.clients else nobody), EVALUATION)
+            scored, keeper = cohort if experiment.evaluation.clients else nobody, None
+            confuses = experiment.evaluation.confusion_matrix
+            keeper = output_keeper(algorithm, confuses)
+            evaluation = keeper.around(evaluate(algorithm, server, scored, confuses)) if keeper else None
+            drive(evaluation or algorithm.evaluate(server, scored), EVALUATION)
             if validation := experiment.task.validation:
                 clients = nobody.clients if validation.is_at_server else cohort.clients
                 scores = validate(algorithm.evaluate(server, cohort), clients, algorithm.task.scoring)
-                if not drive(scores, EVALUATION):
+                if not drive(keeper.around(scores) if keeper else scores, EVALUATION):
                     raise ContractError(
                         "`evaluate` scores no samples of the split `held_out`, which `task.validation` replaces; yield "
                         "such an Exchange, or remove `task.validation`"
@@ -317,7 +329,7 @@ class _DryRun:
             logits = torch.func.vmap(lambda rows: task.logits({}, samples.prepare(samples.x[rows])))(rows)
         except Exception:
             return UserError(f"task.model: {type(task.module).__name__} {works}; {advice}")
-        for name, function in task.scoring.measures.items():
+        for name, function in task.scoring.summed.items():
             try:
                 torch.func.vmap(function.sums)(logits, samples.y[rows], torch.ones(rows.shape))
             except Exception:

@@ -7,10 +7,11 @@ from itertools import chain
 import numpy as np
 
 from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.measures import Scoring
+from hedgerow.algorithms.core.measures import Samples, Scoring
 from hedgerow.algorithms.core.messages import SPENT, Aggregate, Cohort, Exchange, Exchanges, Predictions
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.history import RoundRecord
 
 QUANTILES = 1000
@@ -20,11 +21,11 @@ BINS = 20
 """Number of bins of a histogram."""
 
 
-def evaluate(algorithm: ComposedAlgorithm, state: Tree, cohort: Cohort) -> Exchanges:
+def evaluate(algorithm: ComposedAlgorithm, state: Tree, cohort: Cohort, draws_confusion: bool = False) -> Exchanges:
     """Score a server state on the test set and on the cohort: yields exchanges as an algorithm does.
 
-    Returns the scores by name, and the clients' accuracies on their own samples, in ascending order (None if no client
-    is scored).
+    Returns the scores by name, the clients' accuracies on their own samples, in ascending order (None if no client is
+    scored), and the counts of samples by class and predicted class (None unless `draws_confusion`).
     """
     test, local = yield from algorithm.evaluate(state, cohort)
     inner, scoring = algorithm.inner, algorithm.task.scoring
@@ -33,7 +34,8 @@ def evaluate(algorithm: ComposedAlgorithm, state: Tree, cohort: Cohort) -> Excha
     if len(local.contributed):
         accuracies, summary = client_scores(local, scoring, inner.is_personal)
         record |= summary
-    return record | inner.evaluation_metrics(state, common) | inner.server_metrics(state), accuracies
+    confusion = confusion_matrix(common) if draws_confusion else None
+    return record | inner.evaluation_metrics(state, common) | inner.server_metrics(state), accuracies, confusion
 
 
 def validate(evaluation: Exchanges, clients: np.ndarray, scoring: Scoring) -> Exchanges:
@@ -94,6 +96,11 @@ class PredictionKeeper(Middleware):
         return result
 
 
+def output_keeper(algorithm: ComposedAlgorithm, draws_confusion: bool = False) -> PredictionKeeper | None:
+    """Middleware of an evaluation that needs all outputs of a split, for a metric or for confusions; None otherwise."""
+    return PredictionKeeper(algorithm) if draws_confusion or algorithm.task.scoring.sees_all else None
+
+
 def histograms(algorithm: Algorithm, state: Tree) -> dict[str, dict[str, list[int]]]:
     """Histograms that the algorithm shows of its state: counts in `BINS` bins of equal width between 0 and 1."""
     return {
@@ -109,7 +116,34 @@ def model_scores(result: Aggregate, scoring: Scoring, samples_of: str = "test") 
     """
     if not len(result.contributed):
         return {}
-    return scoring.values(result.metrics, samples_of) | other_scores(result.metrics, samples_of)
+    return scoring.values(result.metrics, samples_of, _samples(result, scoring)) | other_scores(
+        result.metrics, samples_of
+    )
+
+
+def _samples(result: Aggregate, scoring: Scoring) -> Samples | None:
+    """Outputs and targets of an evaluation, if a metric needs them. Raises UserError if there are those of no model."""
+    if not scoring.sees_all:
+        return None
+    names = " and ".join(name for name, measure in scoring.measures.items() if measure.sees_all)
+    known = _predictions(result, f"task.metrics: {names}")
+    assert known.outputs is not None
+    return known.outputs, known.labels
+
+
+def _predictions(result: Aggregate, place: str) -> Predictions:
+    known = result.predictions
+    if known is None or len(known.labels) != result.metrics["samples"].sum():
+        raise UserError(f"{place} needs the outputs of one model, and the algorithm scores several or none; remove it")
+    return known
+
+
+def confusion_matrix(result: Aggregate) -> list[list[int]]:
+    """Number of samples by their class (rows) and the predicted class (columns)."""
+    known = _predictions(result, "evaluation.confusion_matrix")
+    classes = known.log_probabilities.shape[1]
+    pairs = known.labels * classes + known.log_probabilities.argmax(1)
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
 
 
 def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> RoundRecord:
@@ -130,11 +164,11 @@ def client_scores(result: Aggregate, scoring: Scoring, personal: bool) -> tuple[
 
     personal: include the highest and the lowest value of the main metric.
     """
-    record, accuracies = RoundRecord(), list[float]()
+    record, accuracies, samples = RoundRecord(), list[float](), _samples(result, scoring)
     if unscored := int((result.metrics["samples"] == 0).sum()):
         record["unscored_clients"] = unscored
     for number, (name, measure) in enumerate(scoring.measures.items()):
-        values = scoring.per_client(result.metrics, name)
+        values = scoring.per_client(result.metrics, name, samples)
         values = values if name == "loss" else np.sort(values)
         record[f"client_{name}"] = float(values.mean()) if len(values) else math.nan
         if number or not len(values) or name == "loss":

@@ -343,7 +343,8 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
     deltas = [partial.client_model_delta for partial in partials if partial.client_model_delta is not None]
     each = [predictions for part in partials for predictions in part.predictions]
     predictions = None
-    if len(each) == len(order):
-        columns = zip(*(each[i] for i in back), strict=True)
-        predictions = Predictions(*(np.concatenate(column) for column in columns))
+    if len(each) == len(order) and any(one is not None for one in each):
+        columns: Any = zip(*(each[i] for i in back if each[i] is not None), strict=True)
+        joined: Any = (np.concatenate(column) if column[0] is not None else None for column in columns)
+        predictions = Predictions(*joined)
     return Aggregate(up, mask[back], metrics, sum_up(deltas, 1.0), cost, predictions)

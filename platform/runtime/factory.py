@@ -1,5 +1,6 @@
 """Builds data, partition, model and algorithm of an experiment, in the same way in every process."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,11 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
 def _check_targets(experiment: Experiment, dataset: Dataset) -> None:
     """Raise UserError when the loss, a metric, the partition or the algorithm needs other targets than the data's."""
     task, kind = experiment.task, dataset.targets
+    if experiment.evaluation.confusion_matrix and kind != "classes":
+        raise UserError(
+            f"evaluation.confusion_matrix: needs one class per sample, and the targets of {dataset.name} are {kind}; "
+            "remove it"
+        )
     for place, choice in _chosen_functions(experiment):
         takes = choice.measure().targets
         if takes and kind not in takes:
@@ -135,8 +141,12 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
             continue
         targets, mask = torch.from_numpy(dataset.y_train[:2].copy()), torch.ones(2)
         outputs = torch.zeros(2, *dataset.output_shapes[-1], requires_grad=True)
+        measure = choice.measure()
         try:
-            result = choice.measure().function(outputs, targets, mask)
+            if measure.sees_all:
+                measure.of_all(outputs.detach().numpy(), targets.numpy())
+                continue
+            result = measure.function(outputs, targets, mask)
         except Exception as error:
             raise UserError(
                 f"{place}: {choice.name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
@@ -198,6 +208,7 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     with fits("algorithm"):
         algorithm = build_algorithms([experiment], dataset, partition)[0]
     _check_functions(experiment, dataset)
+    _check_outputs(experiment, dataset, partition)
     _check_streams(experiment, partition)
     refuse(Built(experiment, dataset, partition, algorithm))
     _check_plans(experiment, algorithm)
@@ -206,6 +217,16 @@ def check_task(experiment: Experiment, dataset: Dataset, partition: Partition) -
     _check_stack(experiment, algorithm, len(partition))
     _check_repeats(experiment, dataset)
     check_contract(experiment, algorithm, dataset, partition)
+
+
+def _check_outputs(experiment: Experiment, dataset: Dataset, partition: Partition) -> None:
+    """Raise UserError when the outputs of an evaluation do not fit into memory, for metrics of all samples at once."""
+    place = "task.metrics" if experiment.task.scoring.sees_all else "evaluation.confusion_matrix"
+    if place == "task.metrics" or experiment.evaluation.confusion_matrix:
+        splits, clients = partition.splits(), min(experiment.evaluation.clients, len(partition))
+        scored = len(dataset.x_test) + clients * int(splits["held_out"].sizes.max(initial=0))
+        numbers = scored * math.prod(dataset.output_shapes[0])
+        require(2 * 4 * numbers, f"{place}: the outputs for {scored:,} samples", "score fewer of evaluation.clients")
 
 
 def _check_stack(experiment: Experiment, algorithm: ComposedAlgorithm, population: int) -> None:

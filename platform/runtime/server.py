@@ -20,7 +20,14 @@ from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import poisson_clients, sample_clients
 from hedgerow.platform.data.validation_noise import ValidationNoise
-from hedgerow.platform.runtime.evaluation import PredictionKeeper, evaluate, histograms, training_metrics, validate
+from hedgerow.platform.runtime.evaluation import (
+    PredictionKeeper,
+    evaluate,
+    histograms,
+    output_keeper,
+    training_metrics,
+    validate,
+)
 from hedgerow.platform.runtime.exchange_costs import Delivery, NoContributionsError, SampleCounter
 from hedgerow.platform.runtime.middleware_order import through
 from hedgerow.platform.runtime.participation import (
@@ -104,6 +111,8 @@ class FederatedServer:
         self.decisions = Decisions(self.experiment, (), lambda sentence: self.warn(sentence))
         # Clients' accuracies on their own samples in the last evaluation, in ascending order.
         self.accuracies: list[float] = []
+        # Samples of the last evaluation, by class and predicted class.
+        self.confusion: list[list[int]] | None = None
         # Predictions of the latest round on the samples that select hyperparameters; None: it was not evaluated.
         self.predictions: Predictions | None = None
         # Seconds of all rounds so far, by activity.
@@ -117,6 +126,7 @@ class FederatedServer:
             "transmissions": self.transmissions,
             "histograms": histograms(self.algorithm.inner, self.state),
             "client_accuracies": self.accuracies,
+            "confusion_matrix": self.confusion,
             "clock": self.clock,
             "quarantined": {str(client): round for client, round in self.quarantined.items()},
         }
@@ -142,6 +152,7 @@ class FederatedServer:
         self.history = progress["history"]
         self.decisions = Decisions(self.experiment, self.history, lambda sentence: self.warn(sentence))
         self.accuracies = progress.get("client_accuracies", [])
+        self.confusion = progress.get("confusion_matrix")
         self.clock = dict(progress.get("clock", self.clock))
         self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
 
@@ -293,7 +304,7 @@ class FederatedServer:
         """Scores of a server state, by name."""
         clients = self._without_quarantined(self._evaluated, number)
         scored = self._scored(state)
-        record = yield from self._score(scored, number, clients)
+        record = yield from self._score(scored, number, clients, self.experiment.evaluation.confusion_matrix)
         if self.tracks_client_models:
             own = yield from self._score(state, number, clients[:0])
             record |= {f"server_{name}": value for name, value in own.items()}
@@ -321,22 +332,24 @@ class FederatedServer:
 
     def _with_predictions(self, evaluation: Exchanges, delivery: Delivery) -> ExchangeSteps:
         """Run an evaluation, and set `predictions`, if they are to be kept."""
-        keeper = PredictionKeeper(self.algorithm) if self.keeps_predictions else None
+        keeper = PredictionKeeper(self.algorithm) if self.keeps_predictions else output_keeper(self.algorithm)
         result = yield from through(evaluation, delivery, keeper)
-        # An evaluation that scores several models has no single prediction.
-        self.predictions = keeper.predictions[0] if keeper and len(keeper.predictions) == 1 else None
+        if keeper and self.keeps_predictions:
+            # An evaluation that scores several models has no single prediction.
+            self.predictions = keeper.predictions[0] if len(keeper.predictions) == 1 else None
         return result
 
-    def _score(self, state: Tree, number: int, clients: np.ndarray) -> ExchangeSteps:
+    def _score(self, state: Tree, number: int, clients: np.ndarray, confuses: bool = False) -> ExchangeSteps:
         cohort = self._cohort(number, clients)
+        delivery, keeper = Delivery(cohort, self.variant, EVALUATION), output_keeper(self.algorithm, confuses)
+        evaluation = evaluate(self.algorithm, state, cohort, confuses)
         try:
-            record, accuracies = yield from through(
-                evaluate(self.algorithm, state, cohort), Delivery(cohort, self.variant, EVALUATION)
-            )
+            record, accuracies, confusion = yield from through(evaluation, delivery, keeper)
         except NoContributionsError:
             # The model has diverged so far that even the statistics of its normalisation are not finite.
             return dict.fromkeys((f"test_{name}" for name in self.algorithm.task.scoring.measures), math.nan)
         self.accuracies = self.accuracies if accuracies is None else accuracies
+        self.confusion = confusion or self.confusion
         return record
 
     def _timed(self, what: str, steps: ExchangeSteps) -> ExchangeSteps:

@@ -205,6 +205,8 @@ class Worker:
                 finite = finite_clients(up, rows.stop - rows.start)
                 if predictions := metrics.pop(PREDICTIONS, None):
                     part.add_predictions(predictions)
+                elif shard.step.startswith("predict_client"):
+                    part.add_no_predictions(rows.stop - rows.start)
                 weights = torch.from_numpy(shard.weights[rows])
                 if shard.weighted_by:
                     weights = weights * metrics[shard.weighted_by].detach().cpu().double()

@@ -85,6 +85,7 @@ class Ended(Record):
     summary: dict[str, Any] = {}
     histograms: dict[str, dict[str, list[int]]] = {}
     client_accuracies: list[float] | None = None
+    confusion_matrix: list[list[int]] | None = None
     clock: dict[str, float] = {}
     wall_seconds: float = 0.0
     quarantined: dict[str, int] = {}

@@ -63,9 +63,11 @@ def summarise(
 
 
 def kept(progress: dict[str, Any]) -> dict[str, Any]:
-    """Entries of the last checkpoint for run.json: histograms, client accuracies, times and quarantined clients."""
-    names = ("histograms", "client_accuracies", "clock", "quarantined")
-    return {"histograms": {}, "quarantined": {}} | {name: progress[name] for name in names if name in progress}
+    """Entries of the last checkpoint for run.json: histograms, client accuracies, confusions, times, quarantine."""
+    names = ("histograms", "client_accuracies", "confusion_matrix", "clock", "quarantined")
+    return {"histograms": {}, "quarantined": {}} | {
+        name: progress[name] for name in names if progress.get(name) is not None
+    }
 
 
 def left_out_warnings(quarantined: dict[str, int]) -> list[str]:

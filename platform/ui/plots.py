@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.common.numbers import unit_of
+from hedgerow.platform.common.table import Table
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.summary import main_metric, reported
-from hedgerow.platform.ui.charts import Chart, figure, histogram, lines
+from hedgerow.platform.ui.charts import Chart, figure, heat, histogram, lines
 from hedgerow.platform.ui.plotting import colour_places, new_figure, save
 from hedgerow.platform.ui.series import (
     AXES,
@@ -139,6 +140,19 @@ def histogram_charts(label: str, histograms: Histograms) -> list[Chart]:
         )
         for quantity, groups in histograms.items()
     ]
+
+
+def confusion_table(counts: list[list[int]], names: Sequence[str]) -> Table:
+    """Table with a row for each class and a column for each predicted class."""
+    return Table(
+        [{"class": name, **dict(zip(names, row, strict=True))} for name, row in zip(names, counts, strict=True)]
+    )
+
+
+def draw_confusion(counts: list[list[int]], names: Sequence[str], folder: Path) -> list[Path]:
+    """Draw a confusion matrix; returns the PNG and SVG files."""
+    chart = heat("Confusion matrix", np.transpose(counts).tolist(), names, "predicted class", "class")
+    return save(figure([chart]), folder / "confusion_matrix")
 
 
 def draw_histograms(runs: dict[str, Histograms], folder: Path) -> list[Path]:

@@ -84,7 +84,9 @@ def keep_round(folder: Path, round: int, predictions: Predictions | None, model:
     """Write the file of an expert's round. folder: the expert's run folder."""
     tree: Tree = {}
     if predictions is not None:
-        tree["predictions"] = {name: torch.from_numpy(part) for name, part in predictions._asdict().items()}
+        # The outputs of a metric that needs them are not mixed.
+        parts = {"log_probabilities": predictions.log_probabilities, "labels": predictions.labels}
+        tree["predictions"] = {name: torch.from_numpy(part) for name, part in parts.items()}
     if model is not None:
         tree["model"] = model
     if tree:

@@ -15,7 +15,6 @@ from ray import tune
 from ray.tune.error import TuneError
 from ray.tune.experiment import Trial
 
-from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.actor_room import say_unused_gpus
 from hedgerow.platform.actors.placement import cpus_per_trial, trials_that_fit, wait_for_room
 from hedgerow.platform.actors.ray_coordinator import shutdown_idle
@@ -24,6 +23,7 @@ from hedgerow.platform.actors.ray_transport import LOST
 from hedgerow.platform.actors.session import node_resources, ray_session
 from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.actors.shared_folder import check_shared
+from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.logger_section import build_loggers

@@ -14,10 +14,10 @@ from ray.tune import PlacementGroupFactory
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hedgerow.algorithms.core.own_code import Surroundings
 from hedgerow.platform.actors.actor_room import actor_resources
 from hedgerow.platform.actors.ray_transport import ActorSpec, RayTransport
 from hedgerow.platform.actors.shared_folder import name_of, unshared
+from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment, parse_experiment
 from hedgerow.platform.config.resources import Resources

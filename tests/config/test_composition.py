@@ -3,10 +3,13 @@
 import pytest
 import yaml
 from click.testing import CliRunner
+from ray_runs import same
 
+import hedgerow
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.runs import runner
 from hedgerow.searchspaces.spaces.search_file import load_search
 
 COMMON = """\
@@ -124,3 +127,62 @@ def test_a_mistake_in_the_base_names_the_line_of_the_base(here):
     (here / "common.yaml").write_text(COMMON.replace("lr: 0.1", "lr: -1"))
     with pytest.raises(UserError, match=r"common.yaml:8: algorithm.lr"):
         resolved(here, "base: common.yaml\nname: own")
+
+
+def test_files_are_in_the_folder_of_the_experiment_file_then_in_the_working_directory(tmp_path, monkeypatch):
+    apart, work = tmp_path / "apart", tmp_path / "work"
+    for folder in (apart, work, work / "data"):
+        folder.mkdir()
+        (folder / "x.csv").write_text(folder.name)
+    (work / "only.csv").touch()
+    (work / "data" / "other.csv").touch()
+    monkeypatch.chdir(work)
+
+    def path(name, *overrides):
+        (apart / "own.yaml").write_text(COMMON.replace("name: digits", f"name: csv, label: y, path: {name}"))
+        return load_experiment(apart / "own.yaml", overrides).task.data.path
+
+    assert path("x.csv") == path("./x.csv") == str(apart / "x.csv")
+    assert path("only.csv") == str(work / "only.csv")
+    # In the folder of the data sets, which is known later.
+    assert path("other.csv") == "other.csv"
+    assert path("x.csv", "task.data.path=x.csv") == str(work / "x.csv")
+    (work / "built.yaml").write_text("base: ../apart/own.yaml\nname: built")
+    assert load_experiment("built.yaml").task.data.path == str(apart / "x.csv")
+
+
+def test_a_run_from_another_folder_reads_the_files_next_to_its_own_and_so_does_its_resumption(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+    apart, work, later = (tmp_path / name for name in ("apart", "work", "later"))
+    for folder in (apart, work, later):
+        folder.mkdir()
+    rows = "".join(f"{k % 3 + 0.25},{k},{'ab'[k % 3 == 0]}\n" for k in range(60))
+    (apart / "x.csv").write_text(f"p,q,y\n{rows}")
+    (apart / "nets_apart.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(2, 2)\n")
+    values = {
+        "name": "apart",
+        "rounds": 3,
+        "task": {
+            "data": {"name": "csv", "label": "y", "path": "x.csv"},
+            "partition": {"kind": "iid", "clients": 4},
+            "model": {"name": "nets_apart.build"},
+        },
+        "participation": 1.0,
+        "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 5},
+        "resources": {"executor": "inline"},
+        "checkpoints": {"every": 1},
+        "tracking": {"enabled": False},
+    }
+    (apart / "own.yaml").write_text(yaml.safe_dump(values))
+
+    def stop(record):
+        if record["round"] == 2:
+            raise RuntimeError("stopped")
+
+    monkeypatch.chdir(work)
+    calm = hedgerow.run("../apart/own.yaml", show=False)
+    with pytest.raises(RuntimeError, match="stopped"):
+        hedgerow.run("../apart/own.yaml", show=stop, output=str(later))
+    (folder,) = later.glob("apart-*")
+    monkeypatch.chdir(later)
+    assert same(hedgerow.resume(folder, show=False), calm)

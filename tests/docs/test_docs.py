@@ -147,7 +147,8 @@ OWN = {
     "how-to/slots.md": ["my_rule.py", "my_transform.py"],
     "how-to/own-objective.md": ["logit_penalty.py"],
     "how-to/own-data.md": ["my_data.py", "my_partition.py"],
-    "how-to/own-loss.md": ["demand.py"],
+    "how-to/own-loop.md": ["two_models.py"],
+    "how-to/own-loss.md": ["demand.py", "ranked.py"],
     "how-to/loggers.md": ["stop_at.py", "smoothed.py"],
     "how-to/own-search.md": ["my_search.py"],
 }

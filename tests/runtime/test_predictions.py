@@ -60,7 +60,7 @@ def evaluated(case: str, mode: str, tmp_path, keeps: bool = True) -> tuple[list[
 def test_they_have_the_accuracy_and_the_loss_of_the_record_in_a_loop_and_batched(case, tmp_path):
     records, kept = evaluated(case, "loop", tmp_path)
     name = "test" if case == "stream" else "validation"
-    for record, (log_probabilities, labels) in zip(records, kept, strict=True):
+    for record, (log_probabilities, labels, _) in zip(records, kept, strict=True):
         right = log_probabilities[np.arange(len(labels)), labels]
         assert (log_probabilities.argmax(1) == labels).mean() == pytest.approx(record[f"{name}_accuracy"], abs=1e-9)
         assert -right.astype(float).mean() == pytest.approx(record[f"{name}_loss"], abs=1e-5)

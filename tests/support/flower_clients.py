@@ -12,6 +12,16 @@ SIZES = np.array([3, 60, 17, 1, 40, 59])
 CLIENTS = partition(SIZES, seed=1)
 
 
+class ClientApp:
+    """Stands for the class of Flower, whose functions take and return messages."""
+
+    def __call__(self, message, context):
+        raise NotImplementedError
+
+
+app = ClientApp()
+
+
 class DescentClient:
     """A client that takes full-batch steps on its own samples."""
 

@@ -25,7 +25,11 @@ class ClientFolders(Source):
     Test samples are in CLIENT/test.csv (or .parquet, .npz), or in CLIENT/test/CLASS/* with CLIENT/train/CLASS/*.
     """
 
-    path: str = Field(min_length=1, description="folder of the clients' folders, absolute or relative to the data root")
+    path: str = Field(
+        min_length=1,
+        description="folder of the clients' folders, absolute or relative to the experiment file, "
+        "the working directory or the data root",
+    )
     label: str | list[str] | None = Field(None, description="tables: column of the label")
     features: list[str] | None = Field(None, description="tables: columns of the features; null: all others")
     one_hot: list[str] = Field([], description="tables: features that are categories")

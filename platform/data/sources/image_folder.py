@@ -34,7 +34,11 @@ class ImageFolder(Source):
     and for Tiny-ImageNet, as unpacked.
     """
 
-    path: str = Field(min_length=1, description="folder or .zip file, absolute or relative to the data root")
+    path: str = Field(
+        min_length=1,
+        description="folder or .zip file, absolute or relative to the experiment file, "
+        "the working directory or the data root",
+    )
     size: int | None = Field(
         None,
         ge=1,

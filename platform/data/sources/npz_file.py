@@ -22,7 +22,9 @@ class NpzFile(Source):
     """Your own arrays in an .npz file, or in a folder with an .npy file for each."""
 
     path: str = Field(
-        min_length=1, description=".npz file, or folder of .npy files, absolute or relative to the data root"
+        min_length=1,
+        description=".npz file, or folder of .npy files, absolute or relative to the experiment "
+        "file, the working directory or the data root",
     )
     x_train: str = Field("x_train", min_length=1, description="name of the array of training samples")
     y_train: str = Field("y_train", min_length=1, description="name of their labels")

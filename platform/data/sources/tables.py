@@ -57,7 +57,11 @@ class TablePath(NamedTuple):
 class _TableSource(Source):
     ending: ClassVar[str]
 
-    path: str = Field(min_length=1, description="file, or folder of files, absolute or relative to the data root")
+    path: str = Field(
+        min_length=1,
+        description="file, or folder of files, absolute or relative to the experiment file, "
+        "the working directory or the data root",
+    )
     label: str | list[str] = Field(description="column of the label: whole numbers or text, or floats for a regression")
     features: list[str] | None = Field(None, description="columns of the features, in this order; null: all others")
     one_hot: list[str] = Field(

@@ -103,7 +103,10 @@ class TextFile(CharacterSource):
     """Any UTF-8 text file: a play split by its speakers (paragraphs that begin with "NAME:"), or a text split into
     blocks."""
 
-    path: str = Field(min_length=1, description="text file, absolute or relative to the data root")
+    path: str = Field(
+        min_length=1,
+        description="text file, absolute or relative to the experiment file, the working directory or the data root",
+    )
     by: Literal["speaker", "block"] = Field("speaker", description="roles: speakers with their words, or equal blocks")
     length: int = Field(80, ge=1, description="characters per sample")
     stride: int = Field(1, ge=1, description="characters from the start of one sample to the start of the next")

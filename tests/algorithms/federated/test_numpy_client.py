@@ -87,6 +87,7 @@ def test_their_random_numbers_follow_from_the_seed_and_a_resumed_run_is_undistur
         ("flower_clients", "'flower_clients' is not a function; write a dotted path such as my_client.client_fn"),
         ("no_such.client_fn", "cannot import 'no_such.client_fn'"),
         ("flower_clients.SIZES", "is not a function"),
+        ("flower_clients.app", r"is a ClientApp of Flower's Message API \(@app.train, @app.evaluate\), which is not"),
         (
             "broken_clients.client_fn",
             "cannot import .*: RuntimeError at .*broken_clients.py:3: no credentials; fix it there",
