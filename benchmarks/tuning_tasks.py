@@ -55,7 +55,7 @@ class Task:
         hyper = algorithms.section(section["name"]).model_validate(section)
         algorithm = without_task(algorithm_class(section["name"]), hyper)
         keys = [] if self.is_stream else self.space
-        return [key for key in keys if incompatibility(algorithm, [key]) is None]
+        return [key for key in keys if incompatibility(algorithm, [key], "client") is None]
 
     @property
     def parts(self) -> list[str]:

@@ -2,8 +2,8 @@
 of the clients, within one run.
 
 Each parameter of the search, or the whole configuration, has a distribution theta. A client draws its values from it,
-and theta moves towards values whose clients have a small validation error after their local training. All computations
-use float64.
+and theta moves towards values with a small validation error: of the client's own model after its local training
+(`updated`), or of the server's model that the round leads to (`updated_by_next`). All computations use float64.
 """
 
 import math
@@ -27,6 +27,11 @@ Values = dict[str, float]
 class FedExSteps(Settings):
     """How the distributions of FedEx learn: the keys that a run and a search of kind fedex share."""
 
+    score: Literal["client", "server"] = Field(
+        "client",
+        description="model whose validation error counts; client: each client's own after its local training; server: "
+        "the averaged one, which the clients of the next round score before they train",
+    )
     schedule: Schedule = Field(
         "adaptive",
         description="step size sqrt(2 ln N) / D with D: adaptive, root of the sum of max |g|^2 so far; aggressive, "
@@ -74,7 +79,8 @@ def initial_state(sizes: list[int]) -> Tree:
     """State before round 1, with a uniform theta. sizes: number of values of each distribution.
 
     baseline: {"sum", "weight"}, discounted sums of the rounds' mean errors and of ones; updates: number of rounds with
-    an error; distributions: by number, {"log_theta" (N,), "scale" 0-d, "draws" (N,)}.
+    an error; distributions: by number, {"log_theta" (N,), "scale" 0-d, "draws" (N,), "credit" (2, N)}; pending: (2,).
+    The last two are those of the last round with `score: server`, see `updated_by_next`.
     """
     zero = torch.zeros((), dtype=torch.float64)
     distributions = {
@@ -82,10 +88,12 @@ def initial_state(sizes: list[int]) -> Tree:
             "log_theta": torch.full((n,), -math.log(n), dtype=torch.float64),
             "scale": zero,
             "draws": torch.zeros(n, dtype=torch.float64),
+            "credit": torch.zeros((2, n), dtype=torch.float64),
         }
         for i, n in enumerate(sizes)
     }
-    return {"baseline": {"sum": zero, "weight": zero}, "updates": zero, "distributions": distributions}
+    baseline, pending = {"sum": zero, "weight": zero}, torch.zeros(2, dtype=torch.float64)
+    return {"baseline": baseline, "updates": zero, "distributions": distributions, "pending": pending}
 
 
 def theta(distribution: Tree) -> Tensor:
@@ -116,40 +124,105 @@ def draw(state: Tree, cohort: Cohort, cutoff: float) -> list[Tensor]:
 
 
 def updated(state: Tree, draws: list[Tensor], errors: Tensor, sizes: Tensor, settings: FedExSteps) -> Tree:
-    """State after a round.
+    """State after a round, with `score: client`.
 
     draws: as returned by `draw`. errors, sizes (clients,): validation error of each client after its local training,
     and number of its validation samples. If no client has such samples, only the draws are counted.
     """
-    counted = {
-        number: {**one, "draws": one["draws"] + torch.bincount(drawn, minlength=len(one["draws"]))}
-        for (number, one), drawn in zip(state["distributions"].items(), draws, strict=True)
-    }
-    state = {**state, "distributions": counted}
+    state = _with_draws(state, draws)
     if not sizes.sum() > 0:
         return state
     weights = sizes.double() / sizes.double().sum()
     errors = torch.where(weights > 0, errors.double(), 0.0)
-    total, ones = state["baseline"]["sum"], state["baseline"]["weight"]
-    baseline = total / ones if ones > 0 else total
-    updates = state["updates"] + 1
-    moved = {
-        number: _moved(one, drawn, weights * (errors - baseline), updates, settings)
-        for (number, one), drawn in zip(counted.items(), draws, strict=True)
+    excess = weights * (errors - _baseline(state))
+    gradients = [_over_theta(one, drawn, excess) for one, drawn in zip(_each(state), draws, strict=True)]
+    return _moved(state, gradients, (weights * errors).sum(), settings)
+
+
+def updated_by_next(
+    state: Tree, draws: list[Tensor], errors: Tensor, sizes: Tensor, contributed: Tensor, settings: FedExSteps
+) -> Tree:
+    """State after round t, with `score: server`: a step for the draws of round t - 1.
+
+    draws: of round t. errors (clients,): validation error of the model that the clients of round t received, before
+    they train. contributed (clients,): whether a client's update is part of the average; others diverged. With the
+    weights w_i = v_i / sum_k v_k by the validation samples v of the clients of their round:
+
+        E^(t-1) = sum_i w_i^t errors_i
+        e_i^(t-1) = E^(t-1) if client i contributed to round t - 1, else 1
+        g_j = (1 / theta_j^(t-1)) sum_(i: c_i^(t-1) = j) w_i^(t-1) (e_i^(t-1) - b)
+
+    The baseline b is that of `updated` with the values sum_i w_i^(t-1) e_i^(t-1), and so are step size and step. Round
+    t has drawn by then, so a step takes effect in round t + 1, and the draws of the last round have none. The state
+    keeps, for clients that contributed and those that diverged, sums of w_i ("pending") and of w_i / theta_j
+    ("credit"). If no client of a round has validation samples, neither its draws nor those of the round before count.
+    """
+    before, state = state, _with_draws(state, draws)
+    weights = sizes.double() / sizes.double().sum().clamp(min=1.0)
+    if sizes.sum() > 0 and before["pending"].sum() > 0:
+        score = (weights * torch.where(weights > 0, errors.double(), 0.0)).sum()
+        values = torch.stack([score, torch.ones_like(score)])
+        gradients = [(values - _baseline(state)) @ one["credit"] for one in _each(state)]
+        state = _moved(state, gradients, before["pending"] @ values, settings)
+    groups = [weights * contributed, weights * ~contributed]
+    # The draws are from theta as it was before the step.
+    credits = [
+        torch.stack([_over_theta(one, drawn, group) for group in groups])
+        for one, drawn in zip(_each(before), draws, strict=True)
+    ]
+    distributions = {
+        number: {**one, "credit": credit}
+        for (number, one), credit in zip(state["distributions"].items(), credits, strict=True)
     }
-    value = (weights * errors).sum()
-    sums = {"sum": settings.discount * total + value, "weight": settings.discount * ones + 1}
-    return {"baseline": sums, "updates": updates, "distributions": moved}
+    return {**state, "distributions": distributions, "pending": torch.stack([group.sum() for group in groups])}
 
 
-def _moved(distribution: Tree, drawn: Tensor, excess: Tensor, updates: Tensor, settings: FedExSteps) -> Tree:
-    """Distribution after a step. excess (clients,): weighted errors above the baseline."""
+def _each(state: Tree) -> list[Tree]:
+    """Distributions of a state, in their order."""
+    return list(state["distributions"].values())
+
+
+def _with_draws(state: Tree, draws: list[Tensor]) -> Tree:
+    """State with the draws of a round counted."""
+    distributions = {
+        number: {**one, "draws": one["draws"] + torch.bincount(drawn, minlength=len(one["draws"]))}
+        for (number, one), drawn in zip(state["distributions"].items(), draws, strict=True)
+    }
+    return {**state, "distributions": distributions}
+
+
+def _baseline(state: Tree) -> Tensor:
+    """Discounted mean of the errors of earlier rounds; 0 without any."""
+    total, ones = state["baseline"]["sum"], state["baseline"]["weight"]
+    return total / ones if ones > 0 else total
+
+
+def _over_theta(distribution: Tree, drawn: Tensor, amounts: Tensor) -> Tensor:
+    """Sums of the amounts (clients,) of the clients that drew each value, over the probability of the value: (N,).
+
+    Each value is drawn with probability theta: division by it makes the estimate of a gradient unbiased.
+    """
+    p = theta(distribution)
+    sums = torch.zeros_like(p).index_add(0, drawn, amounts)
+    return torch.where(sums == 0, 0.0, sums / p)
+
+
+def _moved(state: Tree, gradients: list[Tensor], value: Tensor, settings: FedExSteps) -> Tree:
+    """State after a step of each distribution. value: mean error of the round that the gradients are of."""
+    updates = state["updates"] + 1
+    distributions = {
+        number: _step(one, gradient, updates, settings)
+        for (number, one), gradient in zip(state["distributions"].items(), gradients, strict=True)
+    }
+    total, ones = state["baseline"]["sum"], state["baseline"]["weight"]
+    baseline = {"sum": settings.discount * total + value, "weight": settings.discount * ones + 1}
+    return {**state, "baseline": baseline, "updates": updates, "distributions": distributions}
+
+
+def _step(distribution: Tree, gradient: Tensor, updates: Tensor, settings: FedExSteps) -> Tree:
+    """Distribution after a step of exponentiated gradient."""
     if is_settled(distribution, settings.cutoff):
         return distribution
-    p = theta(distribution)
-    sums = torch.zeros_like(p).index_add(0, drawn, excess)
-    # Each value is drawn with probability theta: division by it makes the estimate of the gradient unbiased.
-    gradient = torch.where(sums == 0, 0.0, sums / p)
     largest = gradient.abs().max()
     squares = distribution["scale"] + largest**2
     divisor = {
@@ -158,6 +231,6 @@ def _moved(distribution: Tree, drawn: Tensor, excess: Tensor, updates: Tensor, s
         "auto": updates.sqrt(),
         "constant": torch.ones_like(largest),
     }[settings.schedule]
-    rate = math.sqrt(2 * math.log(len(p))) / divisor if divisor > 0 else torch.zeros_like(divisor)
+    rate = math.sqrt(2 * math.log(len(gradient))) / divisor if divisor > 0 else torch.zeros_like(divisor)
     logs = distribution["log_theta"] - rate * gradient
     return {**distribution, "log_theta": logs - logs.logsumexp(0), "scale": squares}

@@ -1,7 +1,7 @@
 """Rounds in which clients draw hyperparameters by FedEx.
 
-Each client's values are added to the exchanges of a round, the client's model is scored after its local training on the
-client's own validation samples, and the distributions are updated after the round.
+Each client's values are added to the exchanges of a round, the client's model is scored after its local training, or
+the server's before it, on the client's own validation samples, and the distributions are updated after the round.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,18 @@ from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Exchange, S
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.optim.local_sgd import LOCAL, LocalSGD
-from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated
+from hedgerow.algorithms.slots.fedex import FedEx, draw, initial_state, theta, updated, updated_by_next
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm, Middleware
 from hedgerow.algorithms.slots.slots import SlottedHyper
 
 FEDEX = "fedex"
 """Key of the server state, of a client's message and of its validation stream that belong to FedEx."""
 
+RECEIVED = "fedex_model"
+"""Key of a client's message that has the server's model, for `score: server`."""
+
 ERROR, SAMPLES = "validation_error", "validation_samples"
-"""Metrics of a client's step: error of its model after local training, and number of its validation samples."""
+"""Metrics of a client's step: error of the model that it scores, and number of its validation samples."""
 
 
 class FedExRounds(Middleware):
@@ -51,12 +54,12 @@ class FedExRounds(Middleware):
         return key if isinstance(self.algorithm.hyper, SlottedHyper) else key.removeprefix("algorithm.")
 
     def incompatibility(self) -> str | None:
-        if reason := incompatibility(self.algorithm.inner, self.settings.keys):
+        if reason := incompatibility(self.algorithm.inner, self.settings.keys, self.settings.score):
             return f"fedex: {reason}"
         if self.algorithm.task.is_static:
             return (
-                "fedex: the model's normalisation has statistics of all clients, so that a client's own model cannot "
-                "be scored; choose another model, or remove `fedex`"
+                "fedex: the model's normalisation has statistics of all clients, so that a client cannot score a "
+                "model; choose another model, or remove `fedex`"
             )
         return self._wrong_value()
 
@@ -83,28 +86,42 @@ class FedExRounds(Middleware):
             self.draws = draw(server[FEDEX], self.cohort, self.settings.cutoff)
             self.columns = self._columns(self.cohort.round, self.draws)
             self.errors, self.sizes = torch.zeros((2, len(self.cohort.clients)), dtype=torch.float64)
+            self.contributed = torch.ones(len(self.cohort.clients), dtype=torch.bool)
+            self.received = (
+                {RECEIVED: self.algorithm.evaluate_params(server)} if self.settings.score == "server" else {}
+            )
 
     def before(self, exchange: Exchange) -> Exchange:
-        """Lets each client also receive its values and score its model."""
+        """Lets each client also receive its values and score a model."""
         if not self.trains or exchange.site != "clients" or not len(exchange.clients):
             return exchange
         own: Tree = {}
         if self.columns:
             at = torch.from_numpy(np.searchsorted(self.cohort.clients, exchange.clients))
             own = {FEDEX: {path: column[at] for path, column in self.columns.items()}}
-        batches = dict(exchange.batches)
-        if exchange.step.__name__ in self.algorithm.inner.training_steps:
-            batches[FEDEX] = replace(ONCE, split="selection")
-        return replace(exchange, per_client={**exchange.per_client, **own}, batches=batches)
+        exchange = replace(exchange, per_client={**exchange.per_client, **own})
+        if exchange.step.__name__ not in self.algorithm.inner.training_steps:
+            return exchange
+        batches = {**exchange.batches, FEDEX: replace(ONCE, split="selection")}
+        # The model is part of the message, or follows from it.
+        return replace(exchange, batches=batches, local_inputs={**exchange.local_inputs, **self.received})
 
     def after(self, exchange: Exchange, result: Aggregate) -> Aggregate:
         if ERROR in result.metrics:
             at = np.searchsorted(self.cohort.clients, exchange.clients)
-            self.errors[at], self.sizes[at] = _errors(result)
+            self.errors[at], self.sizes[at] = (torch.from_numpy(result.metrics[name]) for name in (ERROR, SAMPLES))
+            self.contributed[at] = torch.from_numpy(result.contributed)
         return result
 
     def end(self, server: Tree, after: Tree) -> Tree:
-        return {**after, FEDEX: updated(server[FEDEX], self.draws, self.errors, self.sizes, self.settings)}
+        state, settings = server[FEDEX], self.settings
+        if settings.score == "server":
+            state = updated_by_next(state, self.draws, self.errors, self.sizes, self.contributed, settings)
+        else:
+            # A client that diverged has error 1.
+            errors = torch.where(self.contributed, self.errors, 1.0)
+            state = updated(state, self.draws, errors, self.sizes, settings)
+        return {**after, FEDEX: state}
 
     def round_metrics(self, server: Tree) -> dict[str, float]:
         """Returns probability and number of draws of value j of distribution i: `theta_i_j` and `draws_i_j`."""
@@ -140,18 +157,21 @@ class FedExRounds(Middleware):
     # ---- client part -------------------------------------------------------------------------------------------------
 
     def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
-        own = down.get(FEDEX)
+        own, model = down.get(FEDEX), down.get(RECEIVED)
+        down = {key: entry for key, entry in down.items() if key not in (FEDEX, RECEIVED)}
         if own:
-            down = {key: entry for key, entry in down.items() if key != FEDEX}
             # In double precision, every product with a tensor would be, too.
             hp = (
                 _with_tensors(hp, {path: value.float() for path, value in own.items()})
                 if data.batched
                 else hp.with_floats({path: value.item() for path, value in own.items()})
             )
+        scores = {} if model is None else self._scores(model, data)
         result = StepResult.of(step(hp, down, state, data))
         if FEDEX not in data.streams:
             return result
+        if scores:
+            return result._replace(metrics={**result.metrics, **scores})
         if result.model is None:
             raise ContractError(
                 f"its step `{name}` is one of `training_steps`, but returns no model, which FedEx scores; return it "
@@ -185,8 +205,10 @@ def _drawable(algorithm: Algorithm) -> list[str]:
     return [f"algorithm.{key}" for key in dict.fromkeys((*solver, *algorithm.inferred.client_floats))]
 
 
-def incompatibility(algorithm: Algorithm, keys: list[str]) -> str | None:
-    """Returns one sentence on why clients of an algorithm cannot draw the values of these keys; None if they can."""
+def incompatibility(algorithm: Algorithm, keys: list[str], score: str) -> str | None:
+    """Returns one sentence on why clients of an algorithm cannot draw the values of these keys, or why no model can be
+    scored as `score` says; None if they can.
+    """
     drawable, name = _drawable(algorithm), algorithm.hyper.name
     if not drawable:
         return f"clients of {name} have no hyperparameters that they can draw by FedEx; use another kind of search"
@@ -196,13 +218,9 @@ def incompatibility(algorithm: Algorithm, keys: list[str]) -> str | None:
                 f"clients of {name} cannot draw {key} by FedEx, only floats that their local training alone uses "
                 f"({', '.join(drawable)}); remove it, or use another kind of search"
             )
+    if score == "server" and algorithm.is_personal:
+        return f"clients of {name} have models of their own, so the server has none to score; set `score: client`"
     return None
-
-
-def _errors(result: Aggregate) -> tuple[Tensor, Tensor]:
-    """Errors and numbers of validation samples of the clients of an exchange; a client that diverged has error 1."""
-    errors, samples = (torch.from_numpy(result.metrics[name]) for name in (ERROR, SAMPLES))
-    return torch.where(torch.from_numpy(result.contributed), errors, 1.0), samples
 
 
 def _with_tensors(hp: Any, values: Mapping[str, Tensor]) -> Any:

@@ -46,6 +46,7 @@ from hedgerow.platform.storage.run_lock import Claim, RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
 from hedgerow.platform.tracking.summary import (
     divergence_warnings,
+    fedex_warnings,
     kept,
     left_out_warnings,
     summarise,
@@ -176,7 +177,7 @@ def _carry_out(
         warnings += left_out_warnings(progress["quarantined"]) + unscored_warnings(records)
         classes = dataset.classes if experiment.task.loss.name == "cross_entropy" else 1
         divergence = divergence_warnings(records, classes)
-        warnings += divergence
+        warnings += divergence + fedex_warnings(experiment.fedex, records)
         warnings += [TEST_SELECTED] * experiment.selects_on_test
         # Time of the rounds before an interruption, plus the whole session that finished the run.
         results = {"summary": summary, "wall_seconds": before + time.perf_counter() - start, "diverged": divergence}

@@ -67,6 +67,15 @@ class SettingsNote(Record):
     round: int | None = None
 
 
+class BudgetNote(Record):
+    """Budget of a search, in `client_rounds` or `seconds`; spent: of it; ended: whether that ended the search."""
+
+    spent: float = Field(ge=0)
+    ended: bool
+    client_rounds: int | None = None
+    seconds: float | None = None
+
+
 class FileRecord(Record):
     """Length and SHA-256 of a file, see `atomic_file.Fingerprint`."""
 
@@ -107,6 +116,7 @@ class RunRecord(Ended):
     command: list[str] = []
     packs: list[list[int]] = []
     table: TableNote | None = None
+    budget: BudgetNote | None = None
     no_vmap: str = ""
     series: SeriesNote | None = None
     settings: dict[str, Any] = {}

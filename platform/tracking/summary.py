@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hedgerow.algorithms.core.messages import SPENT
+from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.platform.common.numbers import number, short_percent
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
@@ -117,6 +118,44 @@ def divergence_warnings(records: list[RoundRecord], classes: int) -> list[str]:
     return [
         f"the run diverged: its test loss is {number(last, digits=3)} in round {end}{before}; lower lr or set clip_norm"
     ]
+
+
+SETTLED = 0.9
+"""Probability of a value from which on a distribution of FedEx has settled on it."""
+
+SETTLED_BELOW = 0.05
+"""Difference of validation accuracies from which on a settled distribution of FedEx is suspicious."""
+
+
+def fedex_warnings(fedex: FedEx | None, records: list[RoundRecord]) -> list[str]:
+    """A sentence if the clients of a run settled on values with which the server's model is worse than before.
+
+    A distribution has settled in the first round from which its largest probability is at least `SETTLED` up to the
+    last round. The sentence is about the first distribution, if any, since whose round all validation accuracies are
+    more than `SETTLED_BELOW` below the best one before it.
+    """
+    if fedex is None:
+        return []
+    for i, factor in enumerate(fedex.factors):
+        largest = [max(record[f"theta_{i}_{j}"] for j in range(len(factor))) for record in records]
+        settled = 1 + max((at for at, p in enumerate(largest) if p < SETTLED), default=-1)
+        accuracies = [
+            [(record["validation_accuracy"], record["round"]) for record in part if "validation_accuracy" in record]
+            for part in (records[:settled], records[settled:])
+        ]
+        if not all(accuracies):
+            continue
+        (best, round), last = max(accuracies[0], key=lambda one: one[0]), accuracies[1][-1][0]
+        if best - max(accuracies[1])[0] > SETTLED_BELOW:
+            j = max(range(len(factor)), key=lambda j: records[-1][f"theta_{i}_{j}"])
+            values = ", ".join(f"{key} {number(value)}" for key, value in factor[j].items())
+            fix = ", or set `score: server`" if fedex.score == "client" else ""
+            return [
+                f"FedEx settled on {values} in round {records[settled]['round']}, and since then the server's model "
+                f"has a lower validation accuracy than in round {round} ({number(last, '%')} at the end, "
+                f"{number(best, '%')} then); remove these values{fix}"
+            ]
+    return []
 
 
 STANDARD = {

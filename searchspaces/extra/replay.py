@@ -148,8 +148,7 @@ def replay(
         )
         for i, (number, trial, curve, reached) in enumerate(ends)
     ]
-    reported = [trial for trial in ran if final_value(trial.records, search.metric) is not None]
-    if not reported:
+    if all(final_value(trial.records, search.metric) is None for trial in ran):
         raise UserError(
             f"--budget: {budget:g} client rounds end before the first evaluated report; raise it, or lower "
             "search.report_every with --set"
@@ -194,9 +193,9 @@ def replay_spec(recording: Recording, kind: str, settings: Sequence[str], seed: 
                 "--set search.report_every=1"
             )
         apply_override(values, {}, setting)
-    if seed is not None:
-        values["seed"] = seed
-    spec = parse_search(values, source=recording.name)
+    spec = parse_search(values | ({} if seed is None else {"seed": seed}), source=recording.name)
+    if spec.search.budget:
+        raise UserError("search.budget has no effect in a replay; remove it, and give --budget CLIENT_ROUNDS")
     if spec.search.metric not in recording.metrics:
         raise UserError(
             f"search.metric: {spec.search.metric} was not recorded (recorded: {', '.join(recording.metrics)}); choose "

@@ -21,8 +21,8 @@ class PromotionScheduler(TrialScheduler):
 
     rule: gives the work. room: trials that train at once. metric, mode: objective. range: its (low, high); None: it is
     an accuracy in [0, 1]. seed: of the draws of the policy `sample`. deployment: deploys a model after each block, of
-    the policy leader or sample; None: none. warn: takes a sentence about clipped losses. on_block: called with the
-    record of each block.
+    the policy leader or sample; None: none. warn: takes `warning` at the end. on_block: called with the record of each
+    block.
     """
 
     def __init__(
@@ -52,6 +52,18 @@ class PromotionScheduler(TrialScheduler):
     def leader(self) -> int | None:
         """Expert with the largest weight among those that have reported; None if none has."""
         return int(self.rule.deployed_weights.argmax()) if self.rule.known.any() else None
+
+    @property
+    def warning(self) -> str | None:
+        """Warning about the weights at the end of the search, or None."""
+        if self.rule.weights.rounds:
+            return self.scale.warning
+        return "promotion has no weights, because no expert has completed a block of work; give the search more time"
+
+    def end_early(self) -> None:
+        """Warn at the end of a search that a budget has ended, without the callbacks of its trials."""
+        if self.warning:
+            self.warn(self.warning)
 
     # ---- callbacks of Tune --------------------------------------------------------------------------------------
 
@@ -97,8 +109,8 @@ class PromotionScheduler(TrialScheduler):
 
     def _end(self, expert: int, failed: bool) -> None:
         self.rule.end(expert, failed)
-        if len(self.rule.ended) == len(self.rule.losses) and self.scale.warning:
-            self.warn(self.scale.warning)
+        if len(self.rule.ended) == len(self.rule.losses) and self.warning:
+            self.warn(self.warning)
         self._assign()
 
     def _report(self, expert: int, result: RoundRecord) -> None:

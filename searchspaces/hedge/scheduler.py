@@ -343,6 +343,17 @@ class HedgeScheduler(TrialScheduler):
                 "continue; pass a checkpoint to tune.report, give all trials room at once, or raise `ahead`"
             )
 
+    @property
+    def warning(self) -> str | None:
+        """Warning about the weights at the end of the search, or None."""
+        return self.rounds.warning if self.rounds.complete else incomplete(len(self._experts))
+
+    def end_early(self) -> None:
+        """Process the last reports of a search that a budget has ended, without the callbacks of its trials."""
+        self.rounds.settle()
+        if self._unfinished and self.warning:
+            self.hooks.warn(self.warning)
+
     def is_holding(self, trial: Trial) -> bool:
         """Whether a trial is too far ahead of others, so that its process waits."""
         return trial.trial_id in self._holding
@@ -488,10 +499,8 @@ class HedgeScheduler(TrialScheduler):
         running = bool(self._unfinished)
         self._finish(self._experts[trial.trial_id], penalised)
         self._record()
-        if running and not self._unfinished:
-            warning = self.rounds.warning if self.rounds.complete else incomplete(len(self._experts))
-            if warning:
-                self.hooks.warn(warning)
+        if running and not self._unfinished and self.warning:
+            self.hooks.warn(self.warning)
 
     def _finish(self, experts: list[int], penalised: bool) -> None:
         for expert in experts:

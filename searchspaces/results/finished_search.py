@@ -17,6 +17,7 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning, scores_text
 from hedgerow.platform.tracking.records import BLOCKS, BlockRecord, HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.summary import fedex_warnings
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.charts import figure
 from hedgerow.platform.ui.plots import curve_figures
@@ -140,6 +141,14 @@ class FinishedSearch:
         return sentences
 
     @property
+    def fedex_warnings(self) -> list[str]:
+        """Sentences about the best trial, see `summary.fedex_warnings`."""
+        if (winner := self.winner) is None or (fedex := self._fedex(winner)) is None:
+            return []
+        trial = "" if self.spec.search.is_one_run else f"trial {winner.name}, the winner: "
+        return [f"{trial}{sentence}" for sentence in fedex_warnings(fedex, winner.records)]
+
+    @property
     def test_score(self) -> dict[str, float]:
         """Test accuracy and loss of the best trial at its last evaluation, which selected nothing; {} on a stream, and
         without a best trial.
@@ -190,6 +199,17 @@ class FinishedSearch:
         if self.spec.search.is_one_run:
             return [*lines, f"Test score of the final model: {scores}."]
         return [*lines, f"Test score of the winner, {self.winner_label} (trial {self.best.name}): {scores}."]
+
+    @property
+    def budget_sentences(self) -> list[str]:
+        """A sentence about what was spent of `search.budget`; empty without one."""
+        note = self.folder.record().get("budget")
+        if note is None:
+            return []
+        key, unit, what = ("seconds", "s", "") if "seconds" in note else ("client_rounds", "count", " client rounds")
+        spent, limit = (number(note[name], unit) for name in ("spent", key))
+        end = ", which ended the search" if note["ended"] else ""
+        return [f"Budget: {spent} of {limit}{what} spent{end} (search.budget)."]
 
     @property
     def deployed_curves(self) -> dict[str, Points]:
@@ -246,13 +266,17 @@ class FinishedSearch:
     @property
     def thetas(self) -> list[Distribution]:
         """Distributions of the best trial after each of its rounds; empty if its clients do not draw by FedEx."""
-        if (winner := self.winner) is None:
+        if (winner := self.winner) is None or (fedex := self._fedex(winner)) is None:
             return []
+        return distributions(fedex, winner.records)
+
+    def _fedex(self, trial: Trial) -> FedEx | None:
+        """Section `fedex` of a trial; None if its clients do not draw by FedEx."""
         usual = self.spec.experiment.fedex
-        own = {key: value for key, value in winner.overrides.items() if key.partition(".")[0] == "fedex"}
+        own = {key: value for key, value in trial.overrides.items() if key.partition(".")[0] == "fedex"}
         # Of the file, only this section: others may name classes, which reading does not import.
         section = with_overrides({"fedex": usual and usual.model_dump()}, own)["fedex"]
-        return distributions(FedEx.model_validate(section), winner.records) if section else []
+        return FedEx.model_validate(section) if section else None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -362,7 +386,8 @@ class FinishedSearch:
             text += f"\n## {theta.table.title}\n\n{theta.table.markdown()}"
         if self.best_rows:
             text += f"\n## Best by metric\n\n{trial_table(self.best_rows).markdown()}"
-        if notes := [f"**{note}**" for note in [self.test_selection_warning] if note] + self.selection_lines:
+        warning = [f"**{note}**" for note in [self.test_selection_warning] if note]
+        if notes := warning + self.budget_sentences + self.selection_lines:
             text += "\n" + "\n\n".join(notes) + "\n"
         (path / "results.md").write_text(text, encoding="utf-8")
 

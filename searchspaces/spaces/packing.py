@@ -56,7 +56,7 @@ def _fusion_key(experiment: Experiment) -> str:
     hyper = experiment.hyper
     blank = hyper.with_floats(dict.fromkeys(hyper.floats(), "a float")).model_dump(mode="json", warnings=False)
     values = experiment.model_dump(mode="json", exclude={*blank, "fedex"})
-    drawn = sorted(experiment.fedex.keys) if experiment.fedex else None
+    drawn = (experiment.fedex.score, sorted(experiment.fedex.keys)) if experiment.fedex else None
     return json.dumps(values | blank | {"fedex": drawn}, sort_keys=True)
 
 

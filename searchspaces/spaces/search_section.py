@@ -14,6 +14,7 @@ from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.searchspaces.spaces import SEARCH_KINDS
+from hedgerow.searchspaces.spaces.budget_section import Budget
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -176,6 +177,9 @@ class SearchKind(Section):
     record: Literal["all"] | None = Field(
         None, description="all: keep the curves of all configurations in recording.json, for `hedgerow replay`"
     )
+    budget: Budget | None = Field(
+        None, description="work after which the search ends; null: every trial runs as long as the kind lets it"
+    )
     noise: Noise | None = Field(None, description="noise on the validation metric, for studies; null: none")
     smooth: float = Field(
         0.5,
@@ -226,6 +230,11 @@ class SearchKind(Section):
         Rule(
             lambda search: search.alone_by and isinstance(search.pack, int),
             "`pack: {pack}` cannot be used with {alone_by}, which treats trials individually; remove it",
+        ),
+        Rule(
+            lambda search: search.record and search.budget,
+            "`record: {record}` needs every round of every trial, and `budget` may end the search before; remove one "
+            "of them",
         ),
     )
 

@@ -22,6 +22,7 @@ from hedgerow.platform.tracking.records import BLOCKS, BlockRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
+from hedgerow.searchspaces.results.trials import Trial as RecordedTrial
 from hedgerow.searchspaces.results.trials import expert_folder, short_label
 from hedgerow.searchspaces.spaces.packing import COPIES, members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
@@ -71,6 +72,8 @@ class SearchCallback(tune.Callback):
         self._reported: dict[int, int] = {}
         self._copies: dict[int, int] = {}
         self._started: dict[str, Trial] = {}
+        self.trials: list[Trial] = []
+        """All trials that Tune has created."""
         self.termination: Termination | None = None
         self._timeout = spec.experiment.resources.timeout
         self._alive: dict[str, float] = {}
@@ -99,7 +102,7 @@ class SearchCallback(tune.Callback):
             "on_end",
             "_nodes",
         )
-        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_alive": {}}
+        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_alive": {}, "trials": []}
 
     def hedge(self, record: RoundRecord) -> None:
         """Record a complete round of Hedge."""
@@ -115,6 +118,7 @@ class SearchCallback(tune.Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Stop on a signal or when Ray is lost, and look for silent trials, between two steps of Tune."""
+        self.trials = trials
         if self.termination:
             self.termination.check()
         if self.health is None:
@@ -177,7 +181,11 @@ class SearchCallback(tune.Callback):
         self.warnings |= dict.fromkeys(result["warnings"])
         for sentence in result["notices"]:
             self.notify(f"{_name(trial)}: {sentence}")
-        for record in self._records(result):
+        self._take(self._records(result), result[COPIES])
+
+    def _take(self, records: list[RoundRecord], copies: int) -> None:
+        """Pass new records of trials on. copies: how many models of other trials theirs has taken over."""
+        for record in records:
             index = record["expert"]
             # A trial that was restored from its checkpoint reports earlier rounds again.
             if record["round"] <= self._reported.get(index, 0):
@@ -186,7 +194,7 @@ class SearchCallback(tune.Callback):
             if self.show:
                 self.show.trial(index, record)
             if self.tracker:
-                self.tracker.log({**record, COPIES: result[COPIES]})
+                self.tracker.log({**record, COPIES: copies})
             self.loggers.round(index, record)
 
     def _records(self, result: RoundRecord) -> list[RoundRecord]:
@@ -239,6 +247,18 @@ class SearchCallback(tune.Callback):
         self._enter(trial)
         for index, _ in members(trial.trial_id, trial.config):
             self._end(index, "failed")
+
+    @property
+    def training(self) -> set[str]:
+        """Identifiers of the trials that train, without those that wait for others."""
+        return {one.trial_id for one in self.trials if one.status == Trial.RUNNING and not self.is_idle(one)}
+
+    def end_running(self, trials: list[RecordedTrial]) -> None:
+        """End trials that a budget has stopped, with the rounds that they did not report."""
+        for trial in trials:
+            index = int(trial.name)
+            self._take([{"expert": index, **record} for record in trial.records], self._copies.get(index, 0))
+            self._complete(index)
 
     def save_trials(self) -> None:
         """Make all running trials save their current round, and wait for them for at most `SAVING` seconds."""

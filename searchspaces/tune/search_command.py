@@ -114,7 +114,7 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
             theta.table.print()
         if finished.test_selection_warning:
             click.secho(finished.test_selection_warning, fg="red")
-        for line in [*finished.deployed_sentences, *finished.selection_lines]:
+        for line in [*finished.deployed_sentences, *finished.budget_sentences, *finished.selection_lines]:
             click.echo(line)
         click.echo(f"search: {path} (results.csv, results.md, experts/)")
         if (path / RECORDING).exists():

@@ -59,6 +59,7 @@ from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
+from hedgerow.searchspaces.spaces.budget_section import FirstRounds
 from hedgerow.searchspaces.spaces.packing import client_actors, members, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import SearchSetup
@@ -67,6 +68,7 @@ from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
 from hedgerow.searchspaces.tune.report_journal import JOURNAL, ReportJournal
 from hedgerow.searchspaces.tune.resumable_search import ResumableScheduler, ResumableSearch
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
+from hedgerow.searchspaces.tune.search_budget import SearchBudget
 from hedgerow.searchspaces.tune.trainable import (
     FederatedTrainable,
     SearchSettings,
@@ -187,6 +189,12 @@ def check_search(spec: SearchSpec, data_root: Path | None, given: Data | None = 
     """
     data = check(spec.experiment, data_root, given)
     _check_trials(spec, data[0])
+    if spec.search.budget and spec.search.budget.client_rounds is not None:
+        # Those that a searcher proposes follow one another. A round on a stream trains one learner.
+        first = [spec.trial(overrides) for overrides in spec.configurations] or [spec.experiment]
+        stream = spec.experiment.task.partition.is_stream
+        clients = [1 if stream else experiment.cohort_size(len(data[1])) for experiment in first]
+        FirstRounds(spec.search.budget.client_rounds, clients).check()
     return data
 
 
@@ -253,7 +261,7 @@ def _carry_out(
             warnings += [
                 f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
             ]
-        warnings += finished.divergence_warnings
+        warnings += finished.divergence_warnings + finished.fedex_warnings
         finished.write()
         warnings += _record(finished)
         folder.update(status="finished", finished=now(), summary=finished.summary)
@@ -341,7 +349,11 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         config, complete = _resumable(tuning.config, reports, spec.experiment.seed, here, listener)
     references = put_dataset(dataset), ray.put(vars(partition))
     rounds = dict(reports.rounds) if resumes else None
-    shared = Shared(spec.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds)
+    budget = SearchBudget(search.budget, folder, listener) if search.budget else None
+    shared = Shared(
+        *(spec.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds),
+        purse=budget.purse if budget else None,
+    )
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request),
         param_space=tuning.space,
@@ -350,6 +362,7 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
             name="tune",
             storage_path=str(here),
             failure_config=tune.FailureConfig(max_failures=spec.search.restarts),
+            stop=budget,
             callbacks=[listener],
             verbose=0,
             # In a notebook, Tune's default reporter would occupy the cell even when silent.
@@ -367,6 +380,9 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         # Tune needs a trial to run.
         with _environment(*WAITING) if resumes else nullcontext():
             results = tuner.fit() if len(complete) < total else None
+        ended = budget and budget.close(total if packs is None else len(configurations))
+        if ended and isinstance(scheduler, HedgeScheduler | PromotionScheduler):
+            scheduler.end_early()
     except KeyboardInterrupt:
         if listener.lost:
             raise listener.lost from None

@@ -37,7 +37,11 @@ from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, client_actors,
 from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
 from hedgerow.searchspaces.spaces.smoothing import report_scores
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
+from hedgerow.searchspaces.tune.purse import IS_SPENT, Purse
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
+
+IDLE = 0.1
+"""Seconds between two reports of a trial while the budget of the search is spent."""
 
 TOKENS = "experts.json"
 """Only file of a checkpoint of Tune: the state itself is in the run folders."""
@@ -69,7 +73,8 @@ class Shared:
 
     values: contents of the experiment file. search: its section `search`. data, partition: references to the object
     store. claim: claim of the process that runs the search. rounds: for a search that continues from a journal of
-    reports, the round of the last report of each trial in it; None: there is no such journal.
+    reports, the round of the last report of each trial in it; None: there is no such journal. purse: budget of the
+    search; None: it has none.
     """
 
     values: dict[str, Any]
@@ -80,6 +85,7 @@ class Shared:
     partition: Any
     claim: Claim
     rounds: Mapping[int, int] | None = None
+    purse: Purse | None = None
 
 
 @dataclass
@@ -104,6 +110,8 @@ class FederatedTrainable(tune.Trainable):
     """
 
     coordinator: Coordinator
+    is_spent: bool
+    """Whether the budget of the search is spent, so that no other round begins."""
 
     def setup(self, config: dict[str, Any], shared: Shared) -> None:  # type: ignore[override]
         init_process(1)
@@ -128,6 +136,9 @@ class FederatedTrainable(tune.Trainable):
     def step(self) -> RoundRecord:
         """Run until the next report; the result contains the new records, each with the number of its expert."""
         run = self.coordinator
+        if self.is_spent:
+            # Tune waits for the last rounds of others.
+            time.sleep(IDLE)
         # Not in `setup`: Tune may set up a second process for a trial that already has one, and drop it.
         run.write_records()
         stopped = all(member.stopped for member in self.members)
@@ -138,7 +149,9 @@ class FederatedTrainable(tune.Trainable):
             # One report after the other, also of rounds that have run already: the scheduler decides by each.
             until = self._next_report(self.position)
             self._run_to(until)
-            self.position = min(until, run.round)
+            # If the budget ends between two reports, the last one is repeated, which schedulers ignore.
+            if run.done or run.round >= until:
+                self.position = min(until, run.round)
         records = []
         for member, server in zip(self.members, run.servers, strict=True):
             until = min(self.position, len(server.history))
@@ -152,8 +165,11 @@ class FederatedTrainable(tune.Trainable):
         notices, self.notices[:] = list(self.notices), []
         report = {"records": records, "warnings": run.warnings(), "notices": notices, "done": done, COPIES: self.copies}
         search = self.shared.search
+        report[IS_SPENT] = self.is_spent
+        # Ray Tune accepts no report without it, even of a trial that the budget ends before its first evaluation.
+        unknown = {search.metric: math.nan} if self.is_spent else {}
         scores = report_scores(history[: self.position], search.metric, search.smooth)
-        return {**next(evaluated, {}), **scores, "round": self.position, **report}
+        return {**unknown, **next(evaluated, {}), **scores, "round": self.position, **report}
 
     def _run_new_rounds(self, stopped: bool) -> None:
         """Run until the next report, unless rounds that have run are not reported yet."""
@@ -169,9 +185,13 @@ class FederatedTrainable(tune.Trainable):
         if not (behind or stopped):
             self._run_to(self._next_report(run.round))
             # The search allows the first rounds of a step; further ones only where all trials have run those before.
-            while self.barrier and not run.done and self.barrier.passes(run.round, begun + self.together):
+            while (
+                self.barrier
+                and not (run.done or self.is_spent)
+                and self.barrier.passes(run.round, begun + self.together)
+            ):
                 self._run_to(self._next_report(run.round))
-        if self.barrier and (run.done or stopped):
+        if self.barrier and (run.done or stopped or self.is_spent):
             self.barrier.leave()
 
     def _next_report(self, round: int) -> int:
@@ -179,10 +199,11 @@ class FederatedTrainable(tune.Trainable):
         return min(self.members[0].experiment.rounds, round + self.stride - round % self.stride)
 
     def _run_to(self, until: int) -> None:
-        """Run rounds up to a round."""
-        run = self.coordinator
-        while run.round < until and not run.done:
-            run.run_round()
+        """Run rounds up to a round, as long as there is budget."""
+        run, purse = self.coordinator, self.shared.purse
+        while run.round < until and not run.done and not self.is_spent:
+            records = run.run_round()
+            self.is_spent = bool(purse and purse.is_spent(sum(one["participants"] for one in records.values())))
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save this round in the run folders, and write their paths to the checkpoint of Tune."""
@@ -228,6 +249,7 @@ class FederatedTrainable(tune.Trainable):
         self.members = [self._member(number, overrides) for number, overrides in members(self.trial_id, config)]
         experiments = [member.experiment for member in self.members]
         self.copies, self.lineage = config.get(COPIES, 0), config.get(LINEAGE, [])
+        self.is_spent = bool(self.shared.purse and self.shared.purse.is_spent())
         self.position = (self.shared.rounds or {}).get(self.members[0].number, 0)
         """Last round that was reported."""
         # On a stream, the test samples of each task score every round, evaluated or not.

@@ -48,7 +48,7 @@ class FedExSearch(FedExSteps, SearchKind):
                 "remove `metric`"
             )
         algorithm = without_task(algorithm_class(experiment.algorithm.name), experiment.algorithm)
-        if reason := incompatibility(algorithm, list(self.space)):
+        if reason := incompatibility(algorithm, list(self.space), self.score):
             raise UserError(f"search.space: {reason}")
         for key, dimension in self.space.items():
             if dimension.when:

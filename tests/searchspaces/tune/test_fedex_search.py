@@ -97,6 +97,11 @@ def test_a_grid_has_a_distribution_per_key_and_other_spaces_have_one_over_config
         ),
         (
             {"algorithm.lr": [0.1, 0.2]},
+            {"algorithm": {"name": "ditto"}, "search__score": "server"},
+            "clients of ditto have models of their own, so the server has none to score; set `score: client`",
+        ),
+        (
+            {"algorithm.lr": [0.1, 0.2]},
             {"task__validation": {"from": "server"}},
             "task.validation.from: kind fedex scores each client's model on validation samples of the client; set it",
         ),
@@ -119,6 +124,7 @@ def test_what_clients_cannot_draw_is_refused_in_a_sentence(tmp_path, space, chan
     values["algorithm"] = change.get("algorithm", KEPT["algorithm"])
     values["task"]["validation"] = change.get("task__validation")
     values["search"] |= {"space": space, "metric": change.get("search__metric", "validation_accuracy")}
+    values["search"]["score"] = change.get("search__score", "client")
     values["search"]["mode"] = "min" if "loss" in values["search"]["metric"] else "max"
     if "fedex" in change:
         values["fedex"] = change["fedex"]
@@ -147,8 +153,14 @@ def test_the_distributions_of_a_trial_are_over_its_own_lists(tmp_path):
         Trial(f"{number:03d}", overrides, [record | {"validation_accuracy": accuracy}])
         for number, (overrides, accuracy) in enumerate(zip(lists.configurations, (0.4, 0.6), strict=True))
     ]
-    (lr,) = FinishedSearch(RunFolder(tmp_path), lists, trials, []).thetas
+    found = FinishedSearch(RunFolder(tmp_path), lists, trials, [])
+    (lr,) = found.thetas
     assert [(row["configuration"], row["probability"]) for row in lr.rows] == [("lr=0.2", 0.7), ("lr=0.1", 0.3)]
+    assert found.fedex_warnings == []
+    later = {"round": 2, "theta_0_0": 0.02, "theta_0_1": 0.98, "draws_0_0": 2, "draws_0_1": 8}
+    trials[1].records.append(later | {"validation_accuracy": 0.5})
+    (sentence,) = found.fedex_warnings
+    assert sentence.startswith("trial 001, the winner: FedEx settled on algorithm.lr 0.2 in round 2, and since then")
 
 
 @pytest.mark.parametrize(
