@@ -93,6 +93,14 @@ class Ended(Record):
     mlflow_run_id: str = ""
 
 
+class TestedNote(Record):
+    """Test score of a winner that ended before its last round: number of the trial, and round of its checkpoint."""
+
+    trial: str
+    round: int = Field(ge=1)
+    scores: dict[str, float]
+
+
 class RunRecord(Ended):
     """run.json of a run or a search."""
 
@@ -111,6 +119,7 @@ class RunRecord(Ended):
     settings: dict[str, Any] = {}
     changes: list[SettingsNote] = []
     ownership: OwnershipNote | None = None
+    tested: TestedNote | None = None
 
 
 class CopyRecord(Record):
@@ -134,6 +143,7 @@ class TrialRecord(Ended):
     copies: int = 0
     lineage: list[CopyRecord] = []
     created: str = ""
+    finished: str = ""
 
 
 class LoggedRound(Record):
