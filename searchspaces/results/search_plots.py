@@ -21,7 +21,7 @@ from hedgerow.searchspaces.results.trials import (
     ranked,
     searched_keys,
     short_names,
-    trial_label,
+    trial_labels,
 )
 
 ABSENT = -0.14
@@ -120,13 +120,12 @@ def parallel_lines(
         fan = 0.05 if len(set(spots)) < len(spots) and not last else 0.0
         heights.append([spot + fan * (rank / len(order) - 0.5) for rank, spot in enumerate(spots)])
         _axis(axes, x, metric.replace("_", " ") if last else names[key], ticks)
-    keyed: dict[str, int] = {}
+    labels, keyed = trial_labels(trials), dict[str, int]()
     for rank, (trial, value, *path) in enumerate(zip(order, finals, *heights, strict=True)):
-        place = (places or {}).get(trials.index(trial), OTHERS)
+        place, label = (places or {}).get(trials.index(trial), OTHERS), labels[trials.index(trial)]
         style = line_style(place) | {"linewidth": 3.5 if trial is winner else 1.4}
         if value is None:
             style["linestyle"] = ":"
-        label = trial_label(trial, names)
         if trial is winner and value is not None:
             title = f"winner: {label}, {number(value, unit_of(metric))}"
             figure.suptitle(textwrap.fill(title, 14 * len(heights) + 30), fontsize="medium")
