@@ -190,15 +190,22 @@ COSTS = ("memory_vectors", "memory_tasks", "transmissions", "bytes", "rounds", "
 
 def _summary(groups: list[SeedGroup]) -> PageSection:
     rows = []
+    known = {
+        name
+        for group in groups
+        for run in group.runs
+        for name, value in summary_row(run.summary).items()
+        if value is not None
+    }
     all_finished = all(run.is_finished for group in groups for run in group.runs)
     for group in groups:
         results = [summary_row(run.summary) for run in group.runs]
         row: dict[str, Any] = {"experiment": group.label}
-        for name, value in results[0].items():
+        for name in results[0]:
             unused = name in ("transmissions", "bytes") and not results[0]["transmissions"]
             # The best of one evaluation is the last.
             unused |= name.startswith("best_") and group.first.values["evaluation"].get("test") == "end"
-            if not (value is None or unused or name.startswith("to_")):
+            if name in known and not (unused or name.startswith("to_")):
                 row[name] = group.mean(name) if name in COSTS else MeanStd.known([one.get(name) for one in results])
         row["seeds"] = ", ".join(map(str, group.seeds))
         if not all_finished:
