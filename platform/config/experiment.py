@@ -200,11 +200,21 @@ class Evaluation(Section):
             lambda e: e.stop and not e.targets,
             "`stop` needs `targets`: the run ends when all are reached; give some, or remove it",
         ),
+        Rule(
+            lambda e: e.test == "end" and e.targets and uses_test_samples(e.target_metric),
+            "`targets` need {target_metric} in every evaluation, and with `test: end` only the last one has it; set "
+            "`test: every`, or `target_metric: validation_accuracy`",
+        ),
     )
 
     every: int = Field(1, ge=1, description="evaluate the server's model every this many rounds, and after the last")
     clients: int = Field(
         100, ge=0, description="evaluate it also on the samples of up to this many clients (the same ones each time)"
+    )
+    test: Literal["every", "end"] = Field(
+        "every",
+        description="evaluations that score test samples and the clients' own; every: all of them; end: the last one, "
+        "which is the default in searches",
     )
     model: Literal["server", "clients"] = Field(
         "server",
@@ -256,8 +266,9 @@ class Evaluation(Section):
 
     @property
     def accuracies(self) -> list[float]:
-        """Targets that are test accuracies, which the figures show as lines; empty for other metrics."""
-        return self.targets if self.target_metric == "test_accuracy" else []
+        """Targets of the accuracy whose curve figures show, which they show as lines; empty for other metrics."""
+        drawn = "test_accuracy" if self.test == "every" else "validation_accuracy"
+        return self.targets if self.target_metric == drawn else []
 
 
 class Tracking(Section):
@@ -389,6 +400,10 @@ class Experiment(Section, Generic[H]):
         has_validation, scores_clients = self.task.validation is not None, self.evaluation.clients > 0
         allowed, modes = self.evaluation.allow_test_selection, self.task.modes
         for key, metric in self.selecting.items():
+            if self.evaluation.test == "end" and uses_test_samples(metric):
+                raise ValueError(
+                    f"`{key}`: with `evaluation.test: end`, only the last evaluation has {metric}; set it to every"
+                )
             if mistake := selection_mistake(key, metric, modes, has_validation, scores_clients, allowed):
                 raise ValueError(mistake)
         return self

@@ -49,6 +49,11 @@ EXPERIMENT_RULES = (
         "`evaluation.targets` is not supported for a stream, whose rounds are different tasks; remove it",
     ),
     Rule(
+        lambda e: e.is_stream and e.evaluation.test == "end",
+        "`evaluation.test: end` is not supported for a stream, whose tasks are scored on their test samples before "
+        "they are learnt; remove it",
+    ),
+    Rule(
         lambda e: e.is_stream and next(iter(e.selecting), None),
         "`{found}` is not supported for a stream, whose rounds are different tasks; remove it",
     ),

@@ -2,6 +2,11 @@
 
 TRAFFIC = {"scalars_down", "scalars_up", "bytes_down", "bytes_up", "exchanges", "transmissions"}
 COHORT = {"participants", "dropped"}
+COUNTS = TRAFFIC | COHORT | {
+    *("quarantined", "unscored_clients", "unavailable", "dropped_out", "late", "awake", "price"),
+    *("memory_vectors", "memory_tasks", "memory_bytes"),
+}  # fmt: skip
+"""Metrics that often have the same value in all rounds: MLflow has only those that change."""
 COST = {"seconds", "gpu_peak_mb"}
 SAMPLES = ("test", "validation", "train", "client")
 """Groups of the scores on samples, by the beginning of a metric's name."""

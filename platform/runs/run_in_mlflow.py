@@ -60,11 +60,18 @@ def save_final_model(
     Frozen parameters are not among them, and have the values that the model's constructor gives them.
     constants: their fingerprint in the run's record, see `compare_constants`. Raises UserError if they differ.
     """
-    from hedgerow.platform.tracking.mlflow_store import save_model
-
     module = build_module(experiment, dataset)
     compare_constants(module, constants)
+    save_module(filled(module, parameters), dataset, folder)
+
+
+def save_module(module: torch.nn.Module, dataset: Dataset, folder: Path) -> None:
+    """Write a trained model in MLflow's format."""
+    # mlflow takes seconds to import.
+    from hedgerow.platform.tracking.mlflow_store import save_model
+
     samples = task_on(dataset, module).prepare(torch.tensor(dataset.x_train[:2])).numpy()
-    trained = filled(module, parameters)
-    trained.train_mode = None  # type: ignore[assignment]  # a copy that is not recorded
-    save_model(trained, samples, folder)
+    for part in module.modules():
+        if hasattr(part, "train_mode"):
+            part.train_mode = None  # type: ignore[assignment]  # a copy that is not recorded
+    save_model(module, samples, folder)

@@ -1,7 +1,7 @@
 """The coordinator of a run: advances its servers round by round, and saves checkpoints."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,17 @@ class Coordinator:
         server = self.servers[0]
         return tree_map(lambda leaf: leaf.numpy(), server.algorithm.evaluate_params(server.state))
 
+    def test_scores(self) -> RoundRecord:
+        """Scores of the first variant after its last round on test samples, and on the samples of clients, by name."""
+        steps = self.servers[0].test_scores()
+        answers: list[Aggregate] | None = None
+        while True:
+            try:
+                exchanges = steps.send(answers)  # type: ignore[arg-type]
+            except StopIteration as end:
+                return end.value
+            answers = self.executor.run(exchanges)
+
     def close(self) -> None:
         """End the workers."""
         self.executor.close()
@@ -369,7 +380,7 @@ def build_coordinator(
     experiments: list[Experiment],
     dataset: Dataset,
     partition: Partition,
-    checkpoints: list[Path],
+    checkpoints: Sequence[Path | None],
     claim: Claim | None = None,
     transport: Transport | None = None,
     parts: int = 1,

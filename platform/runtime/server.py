@@ -182,6 +182,8 @@ class FederatedServer:
         if self._is_evaluated(number):
             self.decisions.check(record)
         self.decisions.take(record)
+        if self.decisions.is_over and not self._is_tested(number):
+            record |= yield from self._timed("evaluation", self._test(state or self.state, number))
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
         self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
@@ -302,15 +304,28 @@ class FederatedServer:
 
     def _evaluate(self, state: Tree, number: int) -> ExchangeSteps:
         """Scores of a server state, by name."""
+        if self._is_tested(number):
+            record = yield from self._test(state, number)
+        else:
+            record = self.algorithm.inner.server_metrics(self._scored(state))
+        if self.experiment.task.validation:
+            clients = self._without_quarantined(self._evaluated, number)
+            record |= yield from self._validate(self._scored(state), number, clients)
+        return record
+
+    def _test(self, state: Tree, number: int) -> ExchangeSteps:
+        """Scores of a server state on test samples and on the samples of clients, by name."""
         clients = self._without_quarantined(self._evaluated, number)
         scored = self._scored(state)
         record = yield from self._score(scored, number, clients, self.experiment.evaluation.confusion_matrix)
         if self.tracks_client_models:
             own = yield from self._score(state, number, clients[:0])
             record |= {f"server_{name}": value for name, value in own.items()}
-        if self.experiment.task.validation:
-            record |= yield from self._validate(scored, number, clients)
         return record
+
+    def test_scores(self) -> ExchangeSteps:
+        """Scores of the current state on test samples and on the samples of clients, as an evaluation has them."""
+        return (yield from self._test(self.state, self.round))
 
     def _validate(self, state: Tree, number: int, evaluated: np.ndarray) -> ExchangeSteps:
         """Scores of a server state on the validation samples. evaluated: clients of the evaluation."""
@@ -361,6 +376,10 @@ class FederatedServer:
 
     def _is_evaluated(self, number: int) -> bool:
         return number % self.experiment.evaluation.every == 0 or number == self.experiment.rounds
+
+    def _is_tested(self, number: int) -> bool:
+        """Whether the evaluation of a round scores test samples."""
+        return self.experiment.evaluation.test == "every" or number == self.experiment.rounds
 
     def _without_quarantined(self, clients: np.ndarray, number: int) -> np.ndarray:
         return clients[~np.isin(clients, self._excluded(number))] if self.quarantined else clients

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -41,7 +41,7 @@ from hedgerow.platform.common.errors import UserError, unwritable
 from hedgerow.platform.common.servers import is_local, is_named, server_uri
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
-from hedgerow.platform.loggers.metric_groups import COHORT, TRAFFIC, grouped
+from hedgerow.platform.loggers.metric_groups import COUNTS, grouped
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name, run_text
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -195,27 +195,34 @@ class MlflowStore:
         self._last = max((metric.step for metric in history), default=0)
         self._latest: tuple[RoundRecord, set[str]] = {}, set()
         """Latest record, and its metrics that were not recorded because they had not changed."""
+        self._first: RoundRecord = {}
+        self._constant: set[str] = set()
+        """First record, and its metrics that have not changed since."""
 
     def log(self, records: list[RoundRecord]) -> None:
         """Record rounds, except those that are recorded already, each at the time of its training."""
         batch: list[Metric] = []
         for record in records:
+            counts = (COUNTS & record.keys()) - {self.clock}
+            if not self._first:
+                self._first, self._constant = record, counts
             before, held = self._latest
-            # Counts are recorded in their first round, and in the rounds before and after a change.
-            counts = (TRAFFIC | COHORT) - {self.clock}
-            unchanged = {key for key in counts & record.keys() if before.get(key) == record[key]}
-            self._latest = record, unchanged
+            # Counts that change are recorded in the first round, and in the rounds before and after a change.
+            unchanged = {key for key in counts if record is self._first or before.get(key) == record[key]}
+            changed = held - unchanged
+            starts = {key: before[key] for key in changed & self._constant if before is not self._first}
+            self._latest, self._constant = (record, unchanged), self._constant - changed
             if record["round"] <= self._last:
                 continue
             # Each call has whole rounds, the clock last: after a failed call it shows which rounds have arrived.
             names = sorted(record.keys() - {"round"} - unchanged, key=lambda key: key == self.clock)
-            ends = {key: before[key] for key in held - unchanged}
-            metrics = self._metrics(before, ends) + self._metrics(record, {key: record[key] for key in names})
+            metrics = self._metrics(self._first, starts) + self._metrics(before, {key: before[key] for key in changed})
+            metrics += self._metrics(record, {key: record[key] for key in names})
             if len(batch) + len(metrics) > _PER_CALL:
-                self._send(batch)
+                self._send_rounds(batch)
                 batch = []
             batch += metrics
-        self._send(batch)
+        self._send_rounds(batch)
 
     def _metrics(self, record: RoundRecord, values: dict[str, Any]) -> list[Metric]:
         """Values as metrics of the round of a record."""
@@ -223,10 +230,13 @@ class MlflowStore:
         time = _end_time(self.folder) if seconds is None else _start_time(self.folder) + round(1000 * seconds)
         return [Metric(self.named(key), float(value), time, record["round"]) for key, value in values.items()]
 
+    def _send_rounds(self, metrics: list[Metric]) -> None:
+        self._send(metrics)
+        self._last = max([self._last, *(metric.step for metric in metrics)])
+
     def _send(self, metrics: list[Metric]) -> None:
         for start in range(0, len(metrics), _PER_CALL):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + _PER_CALL])
-        self._last = max([self._last, *(metric.step for metric in metrics)])
 
     def log_points(self, points: Iterable[tuple[str, float, int]], model_id: str | None = None) -> None:
         """Record (name, value, round) at the time of the run's end. model_id: model that has the values, too."""
@@ -240,7 +250,7 @@ class MlflowStore:
         scores = final_scores(self.folder)
         self.log_points(scores)
         for model in models:
-            log_model(model, self, scores)
+            self.log_points(scores, log_model(model, self, [self]))
         self.end("FINISHED")
 
     def log_files(self) -> None:
@@ -307,31 +317,30 @@ def require_local_artifacts(client: MlflowClient, uri: str | None, run_id: str) 
             )
 
 
-def log_model(
-    saved: Path, source: MlflowStore, scores: list[tuple[str, float, int]], search: MlflowStore | None = None
-) -> None:
-    """Record the model that `save_model` wrote, loadable with mlflow.pytorch.load_model; once per run.
+def log_model(saved: Path, source: MlflowStore, stores: Sequence[MlflowStore]) -> str:
+    """Record the model that `save_model` wrote, loadable with mlflow.pytorch.load_model; returns its identifier.
 
-    source: the run that trained it, whose parameters the model gets. scores: its metrics, see `log_points`. search: run
-    of the search that chose the model, which has it, too.
+    saved: its folder, with the name that the model gets; a run has one model of a name. source: the run that trained
+    it, whose parameters the model gets. stores: runs that have it, the one that decides whether it is recorded last.
     """
-    client, stores = source.client, [source, search] if search else [source]
-    run = client.get_run((search or source).run_id)
-    if run.outputs is not None and run.outputs.model_outputs:
-        return
+    client = source.client
+    outputs = client.get_run(stores[-1].run_id).outputs
+    for output in outputs.model_outputs if outputs else []:
+        if client.get_logged_model(output.model_id).name == saved.name:
+            return output.model_id
     run = client.get_run(source.run_id)
     home, params = run.info.experiment_id, run.data.params
-    logged_model = client.create_logged_model(home, "model", source_run_id=source.run_id, params=params)
+    logged_model = client.create_logged_model(home, saved.name, source_run_id=source.run_id, params=params)
     description = Model.load(saved)
     description.model_uuid = description.model_id = logged_model.model_id
     description.run_id, description.artifact_path = source.run_id, logged_model.artifact_location
     description.save(str(saved / MLMODEL_FILE_NAME))
     client.log_model_artifacts(logged_model.model_id, str(saved))
     client.finalize_logged_model(logged_model.model_id, LoggedModelStatus.READY)
-    source.log_points(scores, logged_model.model_id)
     # Last: a run that has an output has a complete model.
     for store in stores:
         client.log_outputs(store.run_id, [LoggedModelOutput(logged_model.model_id, step=0)])
+    return logged_model.model_id
 
 
 def final_scores(folder: RunFolder) -> list[tuple[str, float, int]]:
@@ -368,9 +377,10 @@ def _start_time(folder: RunFolder) -> int:
 
 
 def _end_time(folder: RunFolder) -> int:
-    """Time in milliseconds at which a run was finished; of any other one, that of its last record."""
+    """Time in milliseconds at which a run was finished; of any other one, that of its last record, if it has one."""
     finished = folder.record().get("finished")
-    return _milliseconds(finished) if finished else round(1000 * folder.metrics.stat().st_mtime)
+    last = folder.metrics if folder.metrics.exists() else folder.experiment
+    return _milliseconds(finished) if finished else round(1000 * last.stat().st_mtime)
 
 
 def _milliseconds(time: str) -> int:

@@ -103,6 +103,14 @@ class Ended(Record):
     mlflow_run_id: str = ""
 
 
+class TestedNote(Record):
+    """Test score of a winner that ended before its last round: number of the trial, and round of its checkpoint."""
+
+    trial: str
+    round: int = Field(ge=1)
+    scores: dict[str, float]
+
+
 class RunRecord(Ended):
     """run.json of a run or a search."""
 
@@ -122,6 +130,7 @@ class RunRecord(Ended):
     settings: dict[str, Any] = {}
     changes: list[SettingsNote] = []
     ownership: OwnershipNote | None = None
+    tested: TestedNote | None = None
 
 
 class CopyRecord(Record):
@@ -145,6 +154,7 @@ class TrialRecord(Ended):
     copies: int = 0
     lineage: list[CopyRecord] = []
     created: str = ""
+    finished: str = ""
 
 
 class LoggedRound(Record):

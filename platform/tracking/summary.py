@@ -28,7 +28,7 @@ def summarise(
     main = main_metric(records)
     scored = f"test_{main}"
     evaluated = [record for record in records if scored in record]
-    ends = [record for record in records if scored in record or reported([record])]
+    ends = [record for record in records if measured([record]) or reported([record])]
     best = min if mode_of(main, modes) == "min" else max
     last, final = records[-1], ends[-1] if ends else {}
     summary = {
@@ -93,21 +93,21 @@ DIVERGED = 10.0
 
 
 def divergence_warnings(records: list[RoundRecord], classes: int) -> list[str]:
-    """A sentence about a run that lost the answers of its last round, or whose last test loss is not finite or absurdly
-    large.
+    """A sentence about a run that lost the answers of its last round, or whose last loss is not finite or absurdly
+    large: the test loss or, if only the last evaluation has one, the validation loss.
 
     The answers of a client that are not finite are left out. If there are as many as clients, the model has not moved.
     In a classification, a loss is too large if it is above `DIVERGED` times the first one and above 2 ln(classes),
     twice the loss of a uniform guess. Otherwise (one class, or a stream, whose rounds are different tasks) any
     finite loss may be right.
     """
-    end = records[-1] if records else {}
-    if 0 < end.get("participants", 0) <= end.get("dropped", 0):
+    final = records[-1] if records else {}
+    if 0 < final.get("participants", 0) <= final.get("dropped", 0):
         return [
-            f"the run diverged: the answers of all clients in round {end['round']} were not finite; lower lr or set "
+            f"the run diverged: the answers of all clients in round {final['round']} were not finite; lower lr or set "
             "clip_norm"
         ]
-    losses = [(record["round"], record["test_loss"]) for record in records if record.get("test_loss") is not None]
+    name, losses = _losses(records)
     if not losses:
         return []
     (begin, first), (end, last) = losses[0], losses[-1]
@@ -116,7 +116,7 @@ def divergence_warnings(records: list[RoundRecord], classes: int) -> list[str]:
         return []
     before = f", after {number(first, digits=3)} in round {begin}" if begin < end else ""
     return [
-        f"the run diverged: its test loss is {number(last, digits=3)} in round {end}{before}; lower lr or set clip_norm"
+        f"the run diverged: its {name} is {number(last, digits=3)} in round {end}{before}; lower lr or set clip_norm"
     ]
 
 
@@ -158,6 +158,15 @@ def fedex_warnings(fedex: FedEx | None, records: list[RoundRecord]) -> list[str]
     return []
 
 
+def _losses(records: list[RoundRecord]) -> tuple[str, list[tuple[int, float]]]:
+    """Name, and values by round, of the loss that the most evaluations have."""
+    found = {
+        name.replace("_", " "): [(record["round"], record[name]) for record in records if record.get(name) is not None]
+        for name in ("test_loss", "validation_loss")
+    }
+    return max(found.items(), key=lambda pair: len(pair[1]))
+
+
 STANDARD = {
     *("round", "participants", "dropped", "quarantined", "unscored_clients", "seconds", "transmissions", "exchanges"),
     *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),
@@ -173,9 +182,9 @@ MEASURED = ("test_", "validation_", "client_")
 
 
 def main_metric(records: Iterable[RoundRecord]) -> str:
-    """Name of the metric that stands for the result: the first one of an evaluation on test samples."""
-    names = (name for record in records for name in record if name.startswith("test_"))
-    return next(names, "test_accuracy").removeprefix("test_")
+    """Name of the metric that stands for the result: the first one of an evaluation on test or validation samples."""
+    names = (name for record in records for name in record if name.startswith(("test_", "validation_")))
+    return next(names, "test_accuracy").partition("_")[2]
 
 
 def measured(records: Iterable[RoundRecord]) -> list[str]:

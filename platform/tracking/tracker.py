@@ -110,13 +110,12 @@ class MlflowLogger(Logger):
         if note := getattr(self._show, "note", None):
             note("recording in MLflow ... (Ctrl-C ends the wait)")
         with TemporaryDirectory(prefix="hedgerow-model-", ignore_cleanup_errors=True) as temporary:
-            models: list[Path] = []
             try:
                 # Not in the thread: a thread that is abandoned inside torch can abort the process.
                 self._save(Path(temporary) / "model")
-                models += Path(temporary).iterdir()
             except Exception as error:  # a model that cannot be exported must not end a run
                 self.warnings.append(f"the final model cannot be recorded in MLflow ({first_line(error)})")
+            models = sorted(file.parent for file in Path(temporary).glob("*/MLmodel"))
             self._finish(lambda store: store.finish(models))
         if self.error:
             self.warnings.append(self.error)

@@ -77,6 +77,9 @@ def figure(charts: Sequence[Chart], columns: int = 3, titles: bool = False, widt
             chart.draw(axes)
             if titles:
                 axes.set_title(textwrap.fill(chart.title, 48), fontsize="medium")
+            if chart.note:
+                place = {"xytext": (0, -36), "textcoords": "offset points", "xycoords": "axes fraction", "va": "top"}
+                axes.annotate(textwrap.fill(chart.note, 60), (0, 0), fontsize="small", color=SOFT, **place)
         legend_outside(drawn, {label: place for chart in charts for label, place in chart.keys.items()})
     for axes in panels[len(charts) :]:
         axes.set_visible(False)
@@ -125,14 +128,23 @@ def lines(
                 axes.axhline(target, color=SOFT, linestyle=(0, (5, 4)), linewidth=1)
                 place = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": "small", "color": SOFT}
                 axes.annotate(f"target {tick(target, unit)}", (0, target), xycoords=axes.get_yaxis_transform(), **place)
-        for one in curves:
+        for rank, one in enumerate(curves):
+            # The first line is above the others.
             points = thinned(one.pairs, POINTS)
             (x, y), spread = np.array([p for p, _ in points]).T, np.array([s for _, s in points])
             style = line_style(one.index)
             if spread.any():
                 outline = np.concatenate([y + spread, np.maximum(y - spread, low)[::-1]])
                 axes.fill(np.concatenate([x, x[::-1]]), outline, color=style["color"], alpha=0.16, linewidth=0)
-            axes.plot(x, y, marker="o" if len(x) == 1 else None, gid=TIP + one.label, label=one.label, **style)
+            axes.plot(
+                x,
+                y,
+                marker="o" if len(x) == 1 else None,
+                gid=TIP + one.label,
+                label=one.label,
+                zorder=2 + 0.5**rank,
+                **style,
+            )
         axes.set(ylim=(low, high), xlim=_span(x_values, margin=0.0))
 
     ends = "; ".join(f"{one.label}: {number(one.points[-1][1], unit)}" for one in curves[:12])

@@ -1,6 +1,7 @@
 """Figures of one run or of several: curves and histograms."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hedgerow.platform.ui.series import (
     Series,
     axes_of,
     curve,
+    drawn_metric,
     is_simulated,
     mean_series,
     metric_label,
@@ -61,24 +63,26 @@ def metric_chart(
 
 
 def curve_figures(
-    runs: Runs, targets: Sequence[float] = (), places: Mapping[str, int] | None = None
+    runs: Runs, targets: Sequence[float] = (), places: Mapping[str, int] | None = None, note: str = ""
 ) -> dict[str, Callable[[], Any]]:
     """Functions that draw the curves of experiments, by file name.
 
     The main metric, the losses and the reported metrics against rounds, transmitted parameters and, where clients are
     simulated, simulated seconds. Algorithms on a stream transmit nothing: their accuracies on new and on all tasks are
-    drawn against the tasks. targets: accuracies that are drawn as dashed lines. places: as in `metric_chart`.
+    drawn against the tasks. targets: accuracies that are drawn as dashed lines. places: as in `metric_chart`. note:
+    is written below the first chart of each figure.
     """
     places = places or dict(zip(runs, colour_places(runs), strict=True))
     every = [records for seeds in runs.values() for records in seeds]
     streams = all(map(of_stream, every))
-    main = f"test_{main_metric(record for records in every for record in records)}"
+    main, loss = (drawn_metric(name, every) for name in (main_metric(r for records in every for r in records), "loss"))
     extra = (name for records in every for name in reported(records) if name not in STREAM_CURVES)
-    keys = STREAM_CURVES if streams else dict.fromkeys([main, "test_loss", "train_loss", *extra])
+    keys = STREAM_CURVES if streams else dict.fromkeys([main, loss, "train_loss", *extra])
     figures: dict[str, Callable[[], Any]] = {}
     for by in ["task"] if streams else axes_of(every):
         charts = [metric_chart(key, runs, places, by, targets if key == main else ()) for key in keys]
         if shown := [chart for chart in charts if chart]:
+            shown[0] = replace(shown[0], note=f"{note} {shown[0].note}".strip())
             figures[f"curves_by_{by}"] = partial(figure, shown)
     return figures
 

@@ -69,6 +69,14 @@ def metric_label(key: str) -> str:
     return METRIC_LABELS.get(key, key.replace("_", " "))
 
 
+def drawn_metric(name: str, runs: Iterable[list[RoundRecord]]) -> str:
+    """Metric whose curve stands for a measure of these runs, such as accuracy: on test samples or, where at most the
+    last evaluations have these, on validation samples.
+    """
+    counts = [[sum(f"{of}_{name}" in record for record in run) for of in ("test", "validation")] for run in runs]
+    return f"validation_{name}" if any(v > 1 for _, v in counts) and all(t < 2 for t, _ in counts) else f"test_{name}"
+
+
 def of_stream(records: list[RoundRecord]) -> bool:
     """Whether the rounds are the tasks of a stream."""
     return bool(records) and "ctm" in records[0]

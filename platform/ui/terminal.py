@@ -79,8 +79,9 @@ class Progress:
     def _figures(self, record: RoundRecord) -> str:
         parts = []
         main = main_metric([self.seen])
-        if (value := self.seen.get(f"test_{main}")) is not None:
-            parts.append(f"test {main.replace('_', ' ')} {number(value, unit_of(main))}")
+        known = (of for of in ("test", "validation") if self.seen.get(f"{of}_{main}") is not None)
+        if of := next(known, None):
+            parts.append(f"{of} {main.replace('_', ' ')} {number(self.seen[f'{of}_{main}'], unit_of(main))}")
         if "train_loss" in self.seen:
             parts.append(f"train loss {number(self.seen['train_loss'], 'loss')}")
         assert self._first is not None

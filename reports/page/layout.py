@@ -19,8 +19,8 @@ from hedgerow.reports.sections.fairness import fairness
 from hedgerow.reports.sections.fedex_distributions import distribution_figures
 from hedgerow.reports.sections.hedge_weights import hedge_figures, hedge_sentences, search_tables
 from hedgerow.reports.sections.targets import targets
+from hedgerow.searchspaces.results.trials import WINNER, final_value, ranked
 from hedgerow.searchspaces.results.trials import Trial as Configuration
-from hedgerow.searchspaces.results.trials import final_value, ranked
 
 HEDGE = "Hedge, expected"
 """Label of Hedge's own results, which are expected values under its weights."""
@@ -72,8 +72,11 @@ class Folded:
 
 
 def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
-    """Sections of the page, without empty ones."""
-    best, learners = best_groups(groups), _learners(data)
+    """Sections of the page, without empty ones. The winners of searches are marked, and have lines of their own."""
+    groups, learners = marked(groups, data), _learners(data)
+    best = best_groups(groups, data)
+    # Of a search, the winner alone has charts of its own.
+    alone = [group for group in best if group.first.search is None or group.label.endswith(WINNER)]
     # An experiment has the same colour in every chart, by its key.
     places = {group.key: index for index, group in [*coloured(best), *coloured_learners(learners)]}
     folders, versions, commands = environment(data)
@@ -83,12 +86,12 @@ def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
         *(_table(index, result) for index, result in enumerate(data.tables, start=1)),
         _curves(groups, best, learners),
         PageSection("targets", "Transmissions to target", [TARGETS], targets(groups)),
-        _comparison(group_by_seed(data.compared)[0]),
+        _comparison(marked(group_by_seed(data.compared)[0], data)),
         *(_search(index, search, learners, places) for index, search in enumerate(data.searches, start=1)),
         PageSection("fedex", "FedEx", [FEDEX], distribution_figures(best)),
-        PageSection("fairness", "Clients", [CLIENTS], fairness(best)),
+        PageSection("fairness", "Clients", [CLIENTS, *_left_out(best, groups)], fairness(best, alone)),
         PageSection("partition", "Partition", *partitions(data)),
-        PageSection("histograms", "Histograms of the method", [], [c for g in best for c in _histograms(g)]),
+        PageSection("histograms", "Histograms of the method", [], [c for g in alone for c in _histograms(g)]),
         PageSection("ledger", "Communication", [COMMUNICATION], ledger(groups, best)),
         PageSection("time", "Time", [TIME], timing(groups, best)),
         PageSection("environment", "Environment", versions, environment_parts),
@@ -97,17 +100,38 @@ def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
     return [section for section in candidates if section.parts]
 
 
-def best_groups(groups: list[SeedGroup]) -> list[SeedGroup]:
-    """The best experiments, at most SHOWN, in their original order."""
-    metric = default_metric(groups)
+def marked(groups: list[SeedGroup], data: ReportData) -> list[SeedGroup]:
+    """The experiments, with a mark on the labels of those that a search has chosen among several."""
+    winners = {search.folder.path / "experts" / search.finished.winner_name for search in data.searches}
+    return [
+        replace(group, label=group.label + WINNER) if any(run.folder.path in winners for run in group.runs) else group
+        for group in groups
+    ]
+
+
+def best_groups(groups: list[SeedGroup], data: ReportData) -> list[SeedGroup]:
+    """The winners of searches and the best other experiments, at most SHOWN, in their original order.
+
+    Trials of searches by the same metric are ordered by it, as test scores select nothing.
+    """
+    metrics = {search.finished.spec.search.metric for search in data.searches}
+    are_trials = all(group.first.search for group in groups) and len(metrics) == 1
+    metric = metrics.pop() if are_trials else default_metric(groups)
     by = {id(group.first.records): group for group in groups}
-    order = ranked(
-        [Configuration("", {}, g.first.records) for g in groups],
-        metric,
-        "min" if is_lower_better(groups, metric) else "max",
-    )
-    best = [by[id(trial.records)] for trial in order[:SHOWN]]
+    # A run that failed or diverged comes after the others.
+    named = [
+        Configuration("", {}, run.records, str(run.record.get("status")), "; ".join(run.record.get("diverged", [])))
+        for run in (group.first for group in groups)
+    ]
+    order = ranked(named, metric, "min" if is_lower_better(groups, metric) else "max")
+    every = sorted((by[id(trial.records)] for trial in order), key=lambda group: not group.label.endswith(WINNER))
+    best = every[:SHOWN]
     return [group for group in groups if group in best]
+
+
+def _left_out(shown: list[SeedGroup], every: list[SeedGroup], what: str = "experiments") -> list[str]:
+    """Sentence about the experiments that charts leave out."""
+    return [f"The best {len(shown)} of {len(every)} {what}."] if len(shown) < len(every) else []
 
 
 def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str]]:
@@ -166,13 +190,22 @@ COSTS = ("memory_vectors", "memory_tasks", "transmissions", "bytes", "rounds", "
 
 def _summary(groups: list[SeedGroup]) -> PageSection:
     rows = []
+    known = {
+        name
+        for group in groups
+        for run in group.runs
+        for name, value in summary_row(run.summary).items()
+        if value is not None
+    }
     all_finished = all(run.is_finished for group in groups for run in group.runs)
     for group in groups:
         results = [summary_row(run.summary) for run in group.runs]
         row: dict[str, Any] = {"experiment": group.label}
-        for name, value in results[0].items():
+        for name in results[0]:
             unused = name in ("transmissions", "bytes") and not results[0]["transmissions"]
-            if not (value is None or unused or name.startswith("to_")):
+            # The best of one evaluation is the last.
+            unused |= name.startswith("best_") and group.first.values["evaluation"].get("test") == "end"
+            if name in known and not (unused or name.startswith("to_")):
                 row[name] = group.mean(name) if name in COSTS else MeanStd.known([one.get(name) for one in results])
         row["seeds"] = ", ".join(map(str, group.seeds))
         if not all_finished:
@@ -191,7 +224,8 @@ def _summary(groups: list[SeedGroup]) -> PageSection:
         texts += [
             f"{group.label}, seed {run.seed}: {text}." for run in group.runs for text in run.record.get("diverged", [])
         ]
-    return PageSection("summary", "Summary", texts, [Table(rows, columns=columns)])
+    winners = [i for i, group in enumerate(groups) if group.label.endswith(WINNER)]
+    return PageSection("summary", "Summary", texts, [Table(rows, columns=columns, marked=winners)])
 
 
 def _table(index: int, result: Any) -> PageSection:
@@ -204,17 +238,13 @@ def _learners(data: ReportData) -> list[SeedGroup]:
     groups = group_by_seed(data.learners)[0]
     if len(groups) == 1:
         return [replace(groups[0], label=HEDGE)]
-    best = best_groups(groups)
+    best = best_groups(groups, ReportData())
     ordered = [*best, *(group for group in groups if group not in best)]
     return [replace(group, label=f"{HEDGE}: {group.label}") for group in ordered]
 
 
 def _curves(groups: list[SeedGroup], shown: list[SeedGroup], learners: list[SeedGroup]) -> PageSection:
-    texts = [
-        f"The best {len(some)} of {len(every)} {what}."
-        for some, every, what in ((shown, groups, "experiments"), (learners[:SHOWN], learners, "Hedge searches"))
-        if len(some) < len(every)
-    ]
+    texts = _left_out(shown, groups) + _left_out(learners[:SHOWN], learners, "Hedge searches")
     if any(len(group.runs) > 1 for group in [*shown, *learners]):
         texts.append("Lines are means over seeds, bands ± one standard deviation.")
     return PageSection("curves", "Curves", texts, list(curves(shown, learners[:SHOWN])))

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.tracking.summary import main_metric, measured, reported
 from hedgerow.platform.ui.charts import Chart
 from hedgerow.platform.ui.plots import metric_chart, staleness_chart
 from hedgerow.platform.ui.plotting import BLACK, COLOURS, colour_places
-from hedgerow.platform.ui.series import METRIC_LABELS, STREAM_CURVES, axes_of
+from hedgerow.platform.ui.series import METRIC_LABELS, STREAM_CURVES, axes_of, drawn_metric
 from hedgerow.reports.analysis.seed_groups import SeedGroup
 
 SHOWN = 7
@@ -37,8 +38,11 @@ def curves(groups: Sequence[SeedGroup], learners: Sequence[SeedGroup] = ()) -> l
         return metric_chart(key, runs, places, by, targets)
 
     records = [record for group in groups for run in group.runs for record in run.records]
-    keys = dict.fromkeys([f"test_{main_metric(records)}", *METRIC_LABELS, *measured(records), *reported(records)])
-    first, *rest = [key for key in keys if key not in STREAM_CURVES]
+    main = drawn_metric(main_metric(records), (run.records for group in groups for run in group.runs))
+    keys = dict.fromkeys([main, *METRIC_LABELS, *measured(records), *reported(records)])
+    # The scores of the last round alone are no curve.
+    only_last = uses_test_samples if main.startswith("validation_") else lambda key: False
+    first, *rest = [key for key in keys if key not in STREAM_CURVES and not only_last(key)]
     axes = axes_of(run.records for group in groups for run in group.runs)
     charts = [*(chart(first, by) for by in axes), *(chart(key) for key in rest)]
     charts += [staleness_chart(group.label, group.first.records, index) for index, group in coloured(groups)]

@@ -16,10 +16,11 @@ SPLITS = np.linspace(0, 1, 41)
 HISTOGRAMS = 4
 
 
-def fairness(groups: Sequence[SeedGroup]) -> list[Any]:
+def fairness(groups: Sequence[SeedGroup], alone: Sequence[SeedGroup]) -> list[Any]:
     """Clients from the lowest to the highest accuracy, the distribution of their accuracies, and its percentiles.
 
-    Empty unless the runs record the accuracies of clients; learners of a stream do not.
+    alone: those that may have a histogram. Empty unless the runs record the accuracies of clients; learners of a stream
+    do not.
     """
     accuracies = {
         (index, group.label): [np.array(run.record["client_accuracies"]) for run in group.runs]
@@ -28,9 +29,11 @@ def fairness(groups: Sequence[SeedGroup]) -> list[Any]:
     }
     if not accuracies:
         return []
+    names = [group.label for group in alone]
+    single = [(index, label, seeds) for (index, label), seeds in accuracies.items() if label in names]
     charts = [
         _quantiles(accuracies),
-        *(_histogram(label, seeds, index) for (index, label), seeds in list(accuracies.items())[:HISTOGRAMS]),
+        *(_histogram(label, seeds, index) for index, label, seeds in single[:HISTOGRAMS]),
     ]
     rows = [
         {"experiment": label} | {name: _mean(seeds, of) for name, of in MEASURES.items()}

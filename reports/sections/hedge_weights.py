@@ -10,7 +10,7 @@ from hedgerow.reports.sections.curves import SHOWN
 from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
 from hedgerow.searchspaces.results.search_plots import hedge_charts
 from hedgerow.searchspaces.results.search_table import hedge_sentences as summary_text
-from hedgerow.searchspaces.results.trials import trial_labels, trial_table
+from hedgerow.searchspaces.results.trials import trial_table
 
 
 def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[str, int]) -> list[Chart]:
@@ -24,7 +24,7 @@ def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[st
         return []
     own_key = experiment_key(search.as_learner())
     name = next(learner.label for learner in learners if learner.key == own_key)
-    curves, keys, labels = HedgeCurves.read(hedge, SHOWN), _keys(search), trial_labels(search.finished.trials)
+    curves, keys, labels = HedgeCurves.read(hedge, SHOWN), _keys(search), search.finished.labels
     colours = dict(zip(curves.named, _colours([keys[i] for i in curves.named], places), strict=True))
     finished = search.finished
     learner = name, places[own_key]
@@ -54,8 +54,9 @@ def _colours(keys: Sequence[str], places: dict[str, int]) -> list[int]:
 
 def search_tables(search: Search) -> list[Table]:
     """Tables of every trial, best first, and of the best trial by each metric."""
-    rows, best = search.finished.rows, search.finished.best_rows
-    return [trial_table(rows, "Trials, best first")] + ([trial_table(best, "Best by metric")] if best else [])
+    finished, winner = search.finished, search.finished.winner_name
+    tables = [(finished.rows, "Trials, best first"), (finished.best_rows, "Best by metric")]
+    return [trial_table(rows, title, winner=winner) for rows, title in tables if rows]
 
 
 def hedge_sentences(search: Search) -> list[str]:

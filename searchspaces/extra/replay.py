@@ -41,8 +41,9 @@ class ReplayedSearch:
     trials: in the order of the tuner, with the records that they reached and the status finished, stopped, or
     unfinished (the tuner or the budget ended first). numbers: recorded configuration of each trial. chosen: position of
     the chosen trial. costs: client rounds and sample gradients that were spent. online: mean over client rounds of the
-    test accuracy of the deployed model (see `OnlineScore`), up to the budget. deployed: (client rounds, position of the
-    trial, round) of each change of the deployed model. hedge: records of Hedge's rounds.
+    test accuracy of the deployed model (see `OnlineScore`), up to the budget; None if only last rounds have a test
+    score. deployed: (client rounds, position of the trial, round) of each change of the deployed model. hedge: records
+    of Hedge's rounds.
     """
 
     recording: Recording
@@ -156,10 +157,12 @@ def replay(
     chosen = choice(ran, search.metric, search.mode, hedge, search.smooth)
     if chosen is None:
         raise UserError(f"{recording.name}: every trial that reports diverges, so {kind} cannot choose any")
+    evaluated = (record for curve in curves for record in curve if "validation_accuracy" in record)
+    tests_all = all("test_accuracy" in record for record in evaluated)
     return ReplayedSearch(
         *(recording, spec, ran, numbers, ran.index(chosen)),
         costs={cost: float(sum(record[cost] for trial in ran for record in trial.records)) for cost in COSTS},
-        online=deployment.score(controller.spent if budget is None else budget),
+        online=deployment.score(controller.spent if budget is None else budget) if tests_all else None,
         deployed=deployment.changes,
         hedge=hedge,
     )

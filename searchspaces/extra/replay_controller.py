@@ -16,7 +16,7 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.spaces.search_section import SearchKind
-from hedgerow.searchspaces.spaces.smoothing import report_scores, score_of
+from hedgerow.searchspaces.spaces.smoothing import report_of, score_of
 from hedgerow.searchspaces.tune.simulated_controller import SimulatedController
 
 Curve = Sequence[RoundRecord]
@@ -134,12 +134,9 @@ class ReplayController:
         if self.spent + _cost(records) > self.budget:
             return False
         self.spent += _cost(records)
-        self.reached[number] += len(records)
-        reached = self.reached[number]
-        evaluated = (record for record in reversed(self.curves[number][:reached]) if "test_accuracy" in record)
+        self.reached[number] = reached = self.reached[number] + len(records)
         result = {
-            **next(evaluated, {}),
-            **report_scores(self.curves[number][:reached], self.search.metric, self.search.report_smooth),
+            **report_of(self.curves[number][:reached], self.search.metric, self.search.report_smooth),
             "round": reached,
             "records": [{"expert": number, **record} for record in records],
             "done": reached >= self.rounds,

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
@@ -13,13 +15,28 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.own_data import same_data
-from hedgerow.platform.runs.trained_model import Support, TrainedModel
-from hedgerow.platform.runtime.factory import Data, build_algorithms
+from hedgerow.platform.runs.trained_model import Support, TrainedModel, filled
+from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.hedge.deployment import DeployedState, Policy
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 from hedgerow.searchspaces.spaces.space import Overrides
+
+DEPLOYED = "deployed"
+"""Name of the folder of the deployed state, and of its model in MLflow."""
+
+
+class Mixture(nn.Module):
+    """Logarithms of the weighted mean of the probabilities of several models."""
+
+    def __init__(self, models: list[nn.Module], weights: list[float]):
+        super().__init__()
+        self.models, self.weights = nn.ModuleList(models), weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = [weight * model(x).softmax(-1) for model, weight in zip(self.models, self.weights, strict=True)]
+        return torch.stack(shares).sum(0).log()
 
 
 @dataclass(frozen=True)
@@ -58,12 +75,26 @@ class DeployedModel:
             for expert, weight in self.weights.items()
         )  # type: ignore[return-value]
 
+    @property
+    def module(self) -> nn.Module:
+        """The model as a module: that of the expert, or a mixture of all of them."""
+        dataset, _ = self._data
+        models = []
+        for expert, experiment in self.trials.items():
+            module = build_module(experiment, dataset)
+            compare_constants(module, expert_folder(self.folder.path, expert).constants)
+            models.append(filled(module, self.models[expert]))
+        return models[0] if len(models) == 1 else Mixture(models, list(self.weights.values()))
+
+    @cached_property
+    def _data(self) -> Data:
+        return same_data(self.folder, self.experiment, self.data, fix="load")
+
     @cached_property
     def _algorithms(self) -> dict[int, ComposedAlgorithm]:
-        data = same_data(self.folder, self.experiment, self.data, fix="load")
         algorithms = {}
         for expert, experiment in self.trials.items():
-            (algorithms[expert],) = build_algorithms([experiment], *data)
+            (algorithms[expert],) = build_algorithms([experiment], *self._data)
             compare_constants(algorithms[expert].task.module, expert_folder(self.folder.path, expert).constants)
         return algorithms
 
@@ -72,7 +103,7 @@ def read_deployed(
     folder: RunFolder, spec: SearchSpec, overrides: Mapping[int, Overrides], data: Data | None
 ) -> DeployedModel:
     """The model that a search deploys now. overrides: of each expert. data: see DeployedModel. Raises UserError."""
-    state = DeployedState.read(folder.path / "deployed")
+    state = DeployedState.read(folder.path / DEPLOYED)
     if state is None:
         raise UserError(
             f"{folder.path} has deployed no model yet: a search of kind hedge deploys one after each complete round, "

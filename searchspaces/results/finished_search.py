@@ -34,6 +34,7 @@ from hedgerow.searchspaces.results.search_plots import (
     theta_chart,
 )
 from hedgerow.searchspaces.results.trials import (
+    WINNER,
     Row,
     Trial,
     best_per_metric,
@@ -150,15 +151,21 @@ class FinishedSearch:
 
     @property
     def test_score(self) -> dict[str, float]:
-        """Test accuracy and loss of the best trial at its last evaluation, which selected nothing; {} on a stream, and
-        without a best trial.
+        """Test accuracy and loss of the best trial at its last evaluation or, if it ended before that, of its last
+        checkpoint; they selected nothing. {} on a stream, and without a best trial.
         """
         winner = self.winner
-        if winner is None or self.spec.experiment.task.partition.is_stream:
+        if winner is None or self.spec.experiment.is_stream:
             return {}
         names = [f"test_{name}" for name in self.spec.experiment.task.modes]
         scores = {name: final_value(winner.records, name) for name in names}
-        return {name: value for name, value in scores.items() if value is not None}
+        return {name: value for name, value in scores.items() if value is not None} or self._tested.get("scores", {})
+
+    @property
+    def _tested(self) -> dict[str, Any]:
+        """Test score of the best trial's last checkpoint, see `score_winner`; {} if it was not needed."""
+        tested = self.folder.record().get("tested") or {}
+        return tested if self.winner and tested.get("trial") == self.winner.name else {}
 
     @property
     def winner_scores(self) -> dict[str, float]:
@@ -173,6 +180,18 @@ class FinishedSearch:
         if (winner := self.winner) is None:
             return ""
         return trial_labels(self.trials)[self.trials.index(winner)].removeprefix(f"{winner.name} ")
+
+    @property
+    def winner_name(self) -> str:
+        """Name of the best trial; empty if there is none, or only one run."""
+        winner = None if self.spec.search.is_one_run else self.winner
+        return winner.name if winner else ""
+
+    @property
+    def labels(self) -> list[str]:
+        """Label of each trial in figures, with a mark on that of the best one."""
+        named = zip(self.trials, trial_labels(self.trials), strict=True)
+        return [label + WINNER * (trial.name == self.winner_name) for trial, label in named]
 
     @property
     def test_selection_warning(self) -> str | None:
@@ -195,10 +214,16 @@ class FinishedSearch:
                 "the training samples, at the server" if validation.is_at_server else "each client's training samples"
             )
             lines = [f"Validation samples: {percent(validation.fraction)} of {whose} (task.validation)."]
+        evaluation = self.spec.experiment.evaluation
+        if evaluation.test == "every" and not self.spec.selects_on_test:
+            lines.append(
+                "Test samples scored every evaluation of the trials (evaluation.test: every) and selected nothing."
+            )
         scores = scores_text(self.test_score)
         if self.spec.search.is_one_run:
             return [*lines, f"Test score of the final model: {scores}."]
-        return [*lines, f"Test score of the winner, {self.winner_label} (trial {self.best.name}): {scores}."]
+        at = f", checkpoint of round {self._tested['round']}" if self._tested else ""
+        return [*lines, f"Test score of the winner, {self.winner_label} (trial {self.best.name}{at}): {scores}."]
 
     @property
     def budget_sentences(self) -> list[str]:
@@ -349,22 +374,23 @@ class FinishedSearch:
     def _drawn(self) -> dict[str, Callable[[], Any]]:
         if not any(trial.records for trial in self.trials):
             return {}
-        search, labels = self.spec.search, trial_labels(self.trials)
-        best = best_runs(self.trials, metric=search.metric, mode=search.mode, smooth=search.smooth)
+        search, labels, winner = self.spec.search, self.labels, self.winner
+        objective = search.metric, search.mode, search.smooth
+        best = best_runs(self.trials, NAMED, *objective, winner)
         curves = HedgeCurves.read(self.hedge, NAMED) if self.hedge else None
         # A trial has the same colour in every figure; black is Hedge's own.
         shown = dict.fromkeys([*(curves.named if curves else ()), *best])
         places = dict(zip(shown, free_places(), strict=False))
         charts = hedge_charts(curves, labels, places, self.deployed_curves, search.metric) if curves else {}
-        parallel = {
-            "parallel_coordinates": partial(parallel_lines, self.trials, search.metric, search.mode, search.smooth)
-        }
+        parallel = {"parallel_coordinates": partial(parallel_lines, self.trials, *objective, places, winner)}
+        left_out = len(self.trials) - len(best)
+        note = f"The best {len(best)} of {len(self.trials)} trials." if left_out else ""
         runs = {labels[i]: [records] for i, records in best.items()}
         return {
             **{name: partial(figure, [chart], width=7) for name, chart in charts.items()},
             **({} if search.is_one_run else parallel),
             **{f"fedex_{one.name}": partial(figure, [theta_chart(one)], width=7) for one in self.thetas},
-            **curve_figures(runs, self._wanted.accuracies, {labels[i]: places[i] for i in best}),
+            **curve_figures(runs, self._wanted.accuracies, {labels[i]: places[i] for i in best}, note),
         }
 
     def __repr__(self) -> str:
@@ -372,7 +398,9 @@ class FinishedSearch:
 
     def _repr_html_(self) -> str:
         notes = "; ".join(note for note in (self.warning, self.test_selection_warning) if note)
-        return page(self.folder, self.status, notes or None, trial_table(self.rows), self._repr_png_())
+        return page(
+            self.folder, self.status, notes or None, trial_table(self.rows, winner=self.winner_name), self._repr_png_()
+        )
 
     def _repr_png_(self) -> bytes | None:
         return self.figure()._repr_png_() if self.figures else None
@@ -381,11 +409,12 @@ class FinishedSearch:
         """Writes results.csv and results.md to the search's folder."""
         path = self.folder.path
         Table(self.rows).csv(path / "results.csv")
-        text = f"# {self.folder.name}\n\n{trial_table(self.rows).markdown()}"
+        winner = self.winner_name
+        text = f"# {self.folder.name}\n\n{trial_table(self.rows, winner=winner).markdown()}"
         for theta in self.thetas:
             text += f"\n## {theta.table.title}\n\n{theta.table.markdown()}"
         if self.best_rows:
-            text += f"\n## Best by metric\n\n{trial_table(self.best_rows).markdown()}"
+            text += f"\n## Best by metric\n\n{trial_table(self.best_rows, winner=winner).markdown()}"
         warning = [f"**{note}**" for note in [self.test_selection_warning] if note]
         if notes := warning + self.budget_sentences + self.selection_lines:
             text += "\n" + "\n\n".join(notes) + "\n"

@@ -20,6 +20,8 @@ from hedgerow.platform.tracking.mlflow_store import (
 )
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.searchspaces.hedge.deployment import DeployedState
+from hedgerow.searchspaces.results.deployed_model import DEPLOYED
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.results.trials import Trial, expert_folder, searched_keys, short_names, trial_label
@@ -27,6 +29,9 @@ from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 
 PARENT = "mlflow.parentRunId"
+
+WEIGHT = "hedge/weight"
+"""Metric of an expert's run: its weight in each round of Hedge."""
 
 SETTINGS = {
     "algorithm": "algorithm.name",
@@ -69,6 +74,8 @@ class SearchStore:
         self.parent = ParentStore(spec.experiment, folder.name, values, run_tags, folder)
         self.children: dict[int, MlflowStore] = {}
         self._copies: dict[int, int] = {}
+        self._weighed: dict[int, int] = {}
+        """Last round of Hedge whose weight the run of each expert has."""
 
     @property
     def table(self) -> str | None:
@@ -84,9 +91,22 @@ class SearchStore:
         for (expert, copies), group in by_expert.items():
             if expert is None:
                 self.parent.log([_flat(record) for record in group])
+                self._log_weights(group)
             elif copies in (None, expert_folder(self.folder.path, expert).record().get(COPIES, 0)):
                 # Other records are those of a model that the expert has given up for a copy of another one.
                 self.child(expert).log(group)
+
+    def _log_weights(self, hedge: list[RoundRecord]) -> None:
+        """Record the weight of each expert that has started in its run. hedge: rounds of Hedge."""
+        for expert in range(len(hedge[-1]["weights"]) if hedge else 0):
+            if expert_folder(self.folder.path, expert).exists:
+                store = self.child(expert)
+                if expert not in self._weighed:
+                    history = store.client.get_metric_history(store.run_id, WEIGHT)
+                    self._weighed[expert] = max((metric.step for metric in history), default=0)
+                rounds = [record for record in hedge if record["round"] > self._weighed[expert]]
+                store.log_points((WEIGHT, record["weights"][expert], record["round"]) for record in rounds)
+                self._weighed[expert] = max(self._weighed[expert], hedge[-1]["round"])
 
     def child(self, expert: int) -> MlflowStore:
         """Run of an expert, created on the first call and recorded in its folder.
@@ -110,7 +130,9 @@ class SearchStore:
                 **({COPIES: str(copies), LINEAGE: json.dumps(folder.record()[LINEAGE])[:TAG]} if copies else {}),
             }
             values = experiment.model_dump(mode="json")
-            self.children[expert] = MlflowStore(experiment, self._name(folder), values, run_tags, folder)
+            store = MlflowStore(experiment, self._name(folder), values, run_tags, folder)
+            store.client.log_artifact(store.run_id, str(folder.experiment))
+            self.children[expert] = store
         return self.children[expert]
 
     def _delete_run_before(self, folder: RunFolder, copies: int) -> None:
@@ -139,15 +161,16 @@ class SearchStore:
         return f"{folder.name} {label}"[:200]
 
     def finish(self, models: list[Path]) -> None:
-        """Record files, descriptions, weights, the winner and its model (at most one) of a finished search."""
+        """Record files, descriptions, weights and the winner of a finished search, and its models: that of the winner,
+        `model`, and the one that Hedge has deployed, `deployed`.
+        """
         search, client = FinishedSearch.read(self.folder), self.parent.client
         self.parent.log_files()
         client.set_tag(self.parent.run_id, NOTE, search_text(self.folder, self.spec))
-        for expert, store in self._all().items():
-            client.log_artifact(store.run_id, str(store.folder.experiment))
+        for store in self._all().values():
             client.set_tag(store.run_id, NOTE, run_text(store.folder))
             store.log_points(final_scores(store.folder))
-            store.log_points(("hedge/weight", record["weights"][expert], record["round"]) for record in search.hedge)
+        self._log_weights(search.hedge)
         if winner := search.winner:
             number, step = int(winner.name), winner.records[-1]["round"]
             scores = [(name, value, step) for name, value in search.winner_scores.items()]
@@ -156,9 +179,26 @@ class SearchStore:
             for key, value in winner.settings.items():
                 client.set_tag(self.parent.run_id, f"winner/{key}", str(value)[:TAG])
             client.set_tag(self.child(number).run_id, "winner", "true")
-            for model in models:
-                log_model(model, self.child(number), scores, self.parent)
+            for model in (one for one in models if one.name == "model"):
+                store = self.child(number)
+                store.log_points(scores, log_model(model, store, [store, self.parent]))
+        if deployed := next((model for model in models if model.name == DEPLOYED), None):
+            self._log_deployed(deployed, search.hedge[-1] if search.hedge else {})
         self.end("FINISHED")
+
+    def _log_deployed(self, model: Path, last: RoundRecord) -> None:
+        """Record the model that Hedge has deployed: its source is the run of its expert or, for a mixture, the search.
+
+        last: last round of Hedge, with the score of the deployed policy; {}: there is none.
+        """
+        state = DeployedState.read(self.folder.path / DEPLOYED)
+        assert state is not None, "the model was read from there"
+        experts, score = list(state.weights), last.get("deployed", {}).get(state.policy) or {}
+        source = self.child(experts[0]) if len(experts) == 1 else self.parent
+        stores = [source, self.parent] if source is not self.parent else [source]
+        known = [(name, score[name]) for name in ("accuracy", "loss") if score.get(name) is not None]
+        points = [(f"deployed/{name}", value, last["round"]) for name, value in known]
+        self.parent.log_points(points, log_model(model, source, stores))
 
     def end(self, status: str) -> None:
         """End every open run; an expert that finished, stopped or failed gets its own status instead of `status`."""

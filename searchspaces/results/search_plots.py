@@ -10,17 +10,18 @@ import numpy as np
 from hedgerow.platform.common.numbers import number, unit_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.charts import OTHERS, Chart, areas, lines
-from hedgerow.platform.ui.plotting import BLACK, new_figure
+from hedgerow.platform.ui.plotting import BLACK, legend_outside, line_style, new_figure
 from hedgerow.platform.ui.series import Points, Series
 from hedgerow.searchspaces.results.fedex_theta import Distribution
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves, score_kind
 from hedgerow.searchspaces.results.trials import (
+    WINNER,
     Trial,
     final_value,
     ranked,
     searched_keys,
     short_names,
-    trial_label,
+    trial_labels,
 )
 
 ABSENT = -0.14
@@ -44,6 +45,7 @@ def hedge_charts(
         return Series(label, list(zip(curves.rounds, values.tolist(), strict=True)), index=place)
 
     losses = [series(labels[i], curves.losses[:, i], places[i]) for i in curves.named]
+    hidden = f"The {len(losses)} experts with the largest weights; {len(curves.others)} are left out."
     size = float(np.abs(curves.regret).max())
     policies = [
         Series(label, points, index=BLACK if label == HINDSIGHT else place)
@@ -52,7 +54,8 @@ def hedge_charts(
     charts = {
         "hedge_weights": stacked("Hedge's weights by round", curves, labels, "weight", places),
         "hedge_losses": lines(
-            "Losses by round", [*losses, series(learner[0], curves.hedge_loss, learner[1])], "round", "loss"
+            "Losses by round", [*losses, series(learner[0], curves.hedge_loss, learner[1])], "round", "loss",
+            note=hidden if curves.others else "",
         ),
         "hedge_regret": lines(
             "Hedge's regret by round",
@@ -88,53 +91,67 @@ def theta_chart(one: Distribution, whose: str = "") -> Chart:
     return stacked(f"Distribution of {one.name} by round{whose}", curves, one.labels, "probability")
 
 
-def parallel_lines(trials: list[Trial], metric: str, mode: str, smooth: float = 0.0) -> Any:
+def parallel_lines(
+    trials: list[Trial],
+    metric: str,
+    mode: str,
+    smooth: float = 0.0,
+    places: Mapping[int, int] | None = None,
+    winner: Trial | None = None,
+) -> Any:
     """Draws every trial as a line across one axis per searched key, ending at its final metric.
 
-    Darker lines are better, and the best line is thick; a dashed grey line ends at "-": failed, diverged or without the
-    metric.
+    A dotted line ends at "-": failed, diverged or without the metric. places: place of the colour of each named trial,
+    by its index; the others are grey. winner: has a thick line.
     An axis is logarithmic if its values span more than 1.5 decades, and categorical if they are not numbers.
     """
-    from matplotlib import colormaps
-
     keys = searched_keys(trials)
     names = short_names(keys)
     order = ranked(trials, metric, mode, smooth)[::-1]
     finals = [final_value(trial.records, metric) if trial.can_win(metric) else None for trial in order]
-    figure = new_figure(figsize=(max(6.0, 2.0 * len(keys) + 2), 5), layout="constrained")
+    figure = new_figure(figsize=(max(6.0, 2.0 * len(keys) + 2) + 2.0, 5), layout="constrained")
     axes = figure.subplots()
     heights = []
     for x, key in enumerate([*keys, metric]):
         last = x == len(keys)
         column = finals if last else [trial.settings.get(key) for trial in order]
-        places, ticks = _scale(column, (lambda value: number(value, unit_of(metric))) if last else number)
+        spots, ticks = _scale(column, (lambda value: number(value, unit_of(metric))) if last else number)
         # Lines of trials with the same value would overlap: they fan out slightly, better trials higher.
-        fan = 0.05 if len(set(places)) < len(places) and not last else 0.0
-        heights.append([place + fan * (rank / len(order) - 0.5) for rank, place in enumerate(places)])
+        fan = 0.05 if len(set(spots)) < len(spots) and not last else 0.0
+        heights.append([spot + fan * (rank / len(order) - 0.5) for rank, spot in enumerate(spots)])
         _axis(axes, x, metric.replace("_", " ") if last else names[key], ticks)
-    finite = [value for value in finals if value is not None]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    worst, best = (low, high) if mode == "max" else (high, low)
-    for rank, (value, *path) in enumerate(zip(finals, *heights, strict=True)):
-        style: dict[str, Any] = {"color": "0.6", "linewidth": 0.9, "linestyle": "--"}
-        if value is not None:
-            shade = (value - worst) / (best - worst) if best != worst else 1.0
-            style = {"color": colormaps["viridis_r"](0.1 + 0.9 * shade), "linewidth": 1.2}
-            if rank == len(order) - 1:
-                style["linewidth"] = 3.5
-                title = f"best: {trial_label(order[-1], names)}, {number(value, unit_of(metric))}"
-                figure.suptitle(textwrap.fill(title, 14 * len(heights) + 30), fontsize="medium")
+    labels, keyed = trial_labels(trials), dict[str, int]()
+    for rank, (trial, value, *path) in enumerate(zip(order, finals, *heights, strict=True)):
+        place, label = (places or {}).get(trials.index(trial), OTHERS), labels[trials.index(trial)]
+        style = line_style(place) | {"linewidth": 3.5 if trial is winner else 1.4}
+        if value is None:
+            style["linestyle"] = ":"
+        if trial is winner and value is not None:
+            title = f"winner: {label}, {number(value, unit_of(metric))}"
+            figure.suptitle(textwrap.fill(title, 14 * len(heights) + 30), fontsize="medium")
+            label += WINNER
+        if place != OTHERS:
+            keyed[label] = place
         axes.plot(range(len(path)), path, zorder=3 + rank / len(order), **style)
+    others = len(order) - len(keyed)
+    grey = {f"{others} other{'s' * (others > 1)}": OTHERS} if others else {}
+    legend_outside(figure, dict(reversed(keyed.items())) | grey if places else {})
     axes.set(xlim=(-0.1, len(keys) + 0.4))
     axes.set_axis_off()
     return figure
 
 
 def best_runs(
-    trials: list[Trial], limit: int = NAMED, metric: str = "test_accuracy", mode: str = "max", smooth: float = 0.0
+    trials: list[Trial],
+    limit: int = NAMED,
+    metric: str = "test_accuracy",
+    mode: str = "max",
+    smooth: float = 0.0,
+    winner: Trial | None = None,
 ) -> dict[int, list[RoundRecord]]:
-    """Records of the best trials by their index."""
-    best = [trial for trial in ranked(trials, metric, mode, smooth) if trial.records][:limit]
+    """Records of the winner and of the best other trials by their index."""
+    order = sorted(ranked(trials, metric, mode, smooth), key=lambda trial: trial is not winner)
+    best = [trial for trial in order if trial.records][:limit]
     return {trials.index(trial): trial.records for trial in best}
 
 

@@ -97,7 +97,7 @@ class SearchTable:
         round_ = record["round"]
         tenth = round_ in (1, self.rounds) or round_ % max(1, self.rounds // 10) == 0
         if tenth and not self.console.is_terminal:
-            leader = record["leader"]
+            leader = self._order()[0]
             self._print(
                 f"round {round_}/{self.rounds}  {self._figures(record)}  "
                 f"leader {self.labels[leader]} ({percent(record['weights'][leader])})"
@@ -143,10 +143,10 @@ class SearchTable:
         return f"deployed {self.policy} {mine} (best in hindsight {best})"
 
     def _order(self) -> list[int]:
-        """Indices of the trials, largest weight or best metric first; trials without a value last."""
+        """Indices of the trials, largest weight or best metric first; trials that failed or have no value last."""
         if self._hedge is not None:
             weights = self._hedge["weights"]
-            return sorted(range(len(self.labels)), key=lambda i: -weights[i])
+            return sorted(range(len(self.labels)), key=lambda i: (self._states[i] == "failed", -weights[i]))
 
         def place(i: int) -> tuple[bool, float]:
             # NaN: not evaluated.
@@ -173,7 +173,7 @@ class SearchTable:
             return self._sweep_line()
         # The leader's configuration and weight are the table's first row.
         hedge = self._hedge
-        return f"round {hedge['round']}/{self.rounds}  leader {hedge['leader']:03d}  {self._figures(hedge)}"
+        return f"round {hedge['round']}/{self.rounds}  leader {self._order()[0]:03d}  {self._figures(hedge)}"
 
     def _weight(self, weight: float) -> str:
         return f"{bar(weight)} {percent(weight):>7}"
@@ -203,17 +203,22 @@ def bar(share: float) -> str:
 
 
 def closing_tables(
-    rows: list[Row], summary: RoundRecord | None, best: list[Row], console: Console | None = None, limit: int = 20
+    rows: list[Row],
+    summary: RoundRecord | None,
+    best: list[Row],
+    console: Console | None = None,
+    limit: int = 20,
+    winner: str = "",
 ) -> None:
     """Print the trials, the best trial by each metric, and a summary of Hedge.
 
     rows: from `trials.sweep_rows`; the first `limit` are shown. summary: from `trials.hedge_summary`; None for a
-    search without Hedge. best: from `trials.best_per_metric`.
+    search without Hedge. best: from `trials.best_per_metric`. winner: name of the winning trial.
     """
     console = console or wide_console()
     for title, shown in (("Trials", rows[:limit]), ("Best by metric", best)):
         if shown:
-            table = trial_table(shown, title, brief=True)
+            table = trial_table(shown, title, brief=True, winner=winner)
             # On a narrow terminal, searched keys take precedence over costs, and these over other columns.
             names, last = [one.name for one in table.columns], ("transmissions", "status")
             costs = [name for name in names if "_to_" in name]

@@ -24,6 +24,9 @@ METRICS = (
 )
 
 
+WINNER = " (winner)"
+"""End of the winner's label in figures, and of its number in tables."""
+
 _TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:\w+ )?[\d.e-]+)")
 
 
@@ -236,10 +239,11 @@ def _costs(trials: list[Trial], targets: list[float], target_metric: str) -> lis
     return rows
 
 
-def trial_table(rows: list[Row], title: str = "", brief: bool = False) -> Table:
+def trial_table(rows: list[Row], title: str = "", brief: bool = False, winner: str = "") -> Table:
     """Table of rows of `sweep_rows` or `best_per_metric` with short headings.
 
     Transmissions to a target include the gain, see `numbers.cost_text`. brief: without the rounds to each target.
+    winner: name of the trial whose rows are marked.
     """
     names = [key for row in rows for key in row if not key.startswith(("gain_to_", *["rounds_to_"] * brief))]
     names, short = list(dict.fromkeys(names)), short_names(names)
@@ -261,6 +265,8 @@ def trial_table(rows: list[Row], title: str = "", brief: bool = False) -> Table:
 
     def cell(row: Row, key: str) -> Any:
         value, spent = row.get(key), row.get("transmissions")
+        if key == "trial" and winner and value == winner:
+            return f"{value}{WINNER}"
         if key == "metric":
             target = _TARGET.fullmatch(row[key])
             return f"{target[1]} to {target_heading(target[2])}" if target else row[key].replace("_", " ")
@@ -269,7 +275,8 @@ def trial_table(rows: list[Row], title: str = "", brief: bool = False) -> Table:
         return cost_text(value, spent, fewest[key]) if key in fewest and spent is not None else value
 
     columns = [Column(key, heading(key)) for key in names]
-    return Table([{key: cell(row, key) for key in names} for row in rows], title, columns, targets)
+    marked = [i for i, row in enumerate(rows) if winner and row.get("trial") == winner]
+    return Table([{key: cell(row, key) for key in names} for row in rows], title, columns, targets, marked)
 
 
 def hedge_summary(
@@ -281,9 +288,10 @@ def hedge_summary(
     one of the "stopped" experts. "certain" is the first round in which a weight exceeds 0.9, or None. "expected",
     "leader_metric" and "best_metric" are means over the rounds that have the metric: of the weighted metric, of the
     metric of each round's leader, and of the metric of the best expert in hindsight. The last two need the experts' own
-    records (`trials`, where expert i is trial i) and are None without them.
+    records (`trials`, where expert i is trial i) and are None without them. "leader" can win, see `choice`.
     """
-    last = hedge_records[-1]
+    last, winner = hedge_records[-1], choice(trials or [], metric, "", hedge_records)
+    leader = int(winner.name) if winner else last["leader"]
     numbers = [record["round"] for record in hedge_records]
     by_round = [{record["round"]: record.get(metric) for record in trial.records} for trial in trials or []]
 
@@ -301,8 +309,8 @@ def hedge_summary(
         "bound": last["bound"],
         "price": last.get("price"),
         "stopped": len(labels) - (last.get("awake") or len(labels)),
-        "leader": labels[last["leader"]],
-        "leader_weight": last["weights"][last["leader"]],
+        "leader": labels[leader],
+        "leader_weight": last["weights"][leader],
         "certain": next((record["round"] for record in hedge_records if max(record["weights"]) > 0.9), None),
         "expected": _mean([record["expected"].get(metric) for record in hedge_records]),
         "leader_metric": along([record["leader"] for record in hedge_records]),

@@ -124,6 +124,9 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
     ):
         base = {**base, "task": {**base["task"], "validation": HELD_BACK}}
         experiment = parse_experiment(base, lines, source)
+    if (evaluation := _tested_at_the_end(search, experiment, base.get("evaluation") or {})) is not None:
+        base = {**base, "evaluation": evaluation}
+        experiment = parse_experiment(base, lines, source)
     try:
         _check_metric(search, experiment)
         _check_selection(search, experiment)
@@ -147,6 +150,19 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
             raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
         experiment = parse_experiment(base, lines, source)
     return SearchSpec(experiment, search, base, _trials(search, configs))
+
+
+def _tested_at_the_end(search: SearchKind, experiment: Experiment, evaluation: dict[str, Any]) -> dict[str, Any] | None:
+    """Section `evaluation` of a search whose trials score test samples at their end alone, and whose targets are of
+    validation samples; None if the file says how often, or if something in it needs all test scores.
+    """
+    task = experiment.task
+    if "test" in evaluation or task.partition.is_stream or search.record is not None:
+        return None
+    known = f"{VALIDATION}{task.main_metric}" if task.validation else experiment.evaluation.target_metric
+    target = evaluation.get("target_metric", known)
+    needed = [search.metric, *experiment.selecting.values(), *[target] * bool(experiment.evaluation.targets)]
+    return None if any(map(uses_test_samples, needed)) else {**evaluation, "test": "end", "target_metric": target}
 
 
 def _with_metric(section: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
@@ -285,6 +301,10 @@ def _check_metric(search: SearchKind, experiment: Experiment) -> None:
         raise UserError(
             f"search.metric: {search.metric!r} is not reported{nearest(search.metric, known)} (allowed: "
             f"{', '.join(known)}, or train_... for a metric of the algorithm)"
+        )
+    if experiment.evaluation.test == "end" and uses_test_samples(search.metric):
+        raise UserError(
+            f"evaluation.test: with `end`, only the last evaluation has {search.metric}, which selects; set it to every"
         )
     if search.metric.startswith("client_") and not experiment.evaluation.clients:
         raise UserError(f"search.metric: {search.metric} needs evaluation.clients above 0")

@@ -6,6 +6,9 @@ from statistics import fmean
 
 from hedgerow.platform.storage.history import RoundRecord
 
+EVALUATED = ("validation_loss", "test_loss", "validation_accuracy", "test_accuracy")
+"""Metrics of evaluated rounds: each has at least one of them."""
+
 
 def smoothed(values: Sequence[float], smooth: float) -> float:
     """Mean of the last ceil(smooth * n) of n values, at least of the last one.
@@ -24,10 +27,14 @@ def score_of(records: Sequence[RoundRecord], metric: str, smooth: float) -> floa
     return smoothed(values, smooth) if values else None
 
 
-def report_scores(records: Sequence[RoundRecord], metric: str, smooth: float) -> RoundRecord:
-    """Entry of a trial's report that replaces the last value of the metric by the smoothed one; {} without `smooth`."""
+def report_of(records: Sequence[RoundRecord], metric: str, smooth: float) -> RoundRecord:
+    """Metrics that a trial reports: those of its last evaluated round, with the smoothed value of the search's metric.
+
+    Without an evaluated round, the record of the last round.
+    """
+    evaluated = (record for record in reversed(records) if not record.keys().isdisjoint(EVALUATED))
     score = score_of(records, metric, smooth) if smooth else None
-    return {} if score is None else {metric: score}
+    return {**next(evaluated, records[-1] if records else {}), **({} if score is None else {metric: score})}
 
 
 def tie_breaker(records: list[RoundRecord], metric: str) -> float:

@@ -272,7 +272,7 @@ class SearchCallback(tune.Callback):
         self.on_end(index)
         folder = expert_folder(self.folder, index)
         if folder.exists:
-            folder.update(status=status)
+            folder.update(status=status, finished=now())
         self.loggers.end(index, status)
         if self.show:
             self.show.state(index, status)

@@ -109,7 +109,8 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
     copy = uri_of(finished.spec.experiment.checkpoints.storage, finished.folder.name)
 
     def render() -> None:
-        closing_tables(finished.rows, finished.summary if finished.hedge else None, finished.best_rows)
+        summary = finished.summary if finished.hedge else None
+        closing_tables(finished.rows, summary, finished.best_rows, winner=finished.winner_name)
         for theta in finished.thetas:
             theta.table.print()
         if finished.test_selection_warning:

@@ -34,7 +34,7 @@ from hedgerow.platform.loggers.logger import Loggers
 from hedgerow.platform.privacy.accounting import composed
 from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
-from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model
+from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model, save_module
 from hedgerow.platform.runs.runner import MLFLOW, notifier, recorded
 from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
@@ -56,6 +56,7 @@ from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
 from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
+from hedgerow.searchspaces.results.deployed_model import DEPLOYED
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
@@ -78,6 +79,7 @@ from hedgerow.searchspaces.tune.trainable import (
     write_tokens,
 )
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
+from hedgerow.searchspaces.tune.winner_score import score_winner
 
 TUNE_SETTINGS = {
     # Trials log to their run folders, and continue from there.
@@ -261,7 +263,7 @@ def _carry_out(
             warnings += [
                 f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
             ]
-        warnings += finished.divergence_warnings + finished.fedex_warnings
+        warnings += finished.divergence_warnings + finished.fedex_warnings + score_winner(finished, data)
         finished.write()
         warnings += _record(finished)
         folder.update(status="finished", finished=now(), summary=finished.summary)
@@ -542,12 +544,14 @@ def logger_of_search(
         return SearchStore(folder, spec)
 
     def save(target: Path) -> None:
-        """Write the best trial's model in MLflow's format, if there is one and it has a checkpoint."""
-        if (best := FinishedSearch.read(folder).winner) is None:
-            return
-        trial, experiment = expert_folder(folder.path, int(best.name)), spec.trial(best.overrides)
-        if latest_checkpoint(trial.checkpoints):
-            known = data or same_data(folder, spec.experiment, None, fix="load")
-            save_final_model(experiment, known[0], saved_parameters(experiment, trial, known), target)
+        """Write the best trial's model, if there is one with a checkpoint, and the deployed one, if there is one."""
+        known = data or same_data(folder, spec.experiment, None, fix="load")
+        finished = FinishedSearch.read(folder, known)
+        if (best := finished.winner) is not None:
+            trial, experiment = expert_folder(folder.path, int(best.name)), spec.trial(best.overrides)
+            if latest_checkpoint(trial.checkpoints):
+                save_final_model(experiment, known[0], saved_parameters(experiment, trial, known), target)
+        if (folder.path / DEPLOYED).exists():
+            save_module(finished.deployed.module, known[0], target.with_name(DEPLOYED))
 
     return MlflowLogger(folder, open_store, save, times * spec.experiment.tracking.patience, show, warnings)

@@ -35,7 +35,7 @@ from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, client_actors, members
 from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
-from hedgerow.searchspaces.spaces.smoothing import report_scores
+from hedgerow.searchspaces.spaces.smoothing import report_of
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
 from hedgerow.searchspaces.tune.purse import IS_SPENT, Purse
 from hedgerow.searchspaces.tune.round_barrier import RoundBarrier
@@ -158,18 +158,15 @@ class FederatedTrainable(tune.Trainable):
             records += [{"expert": member.number, **record} for record in server.history[member.reported : until]]
             member.reported = max(member.reported, until)
         # Metrics for schedulers that expect one expert per trial.
-        history = run.servers[0].history
-        rounds = range(min(self.position, len(history)) - 1, -1, -1)
-        evaluated = (record for i in rounds if "test_loss" in (record := history[i]))
+        search = self.shared.search
+        metrics = report_of(run.servers[0].history[: self.position], search.metric, search.smooth)
         done = stopped or (run.done and self.position == run.round)
         notices, self.notices[:] = list(self.notices), []
         report = {"records": records, "warnings": run.warnings(), "notices": notices, "done": done, COPIES: self.copies}
-        search = self.shared.search
         report[IS_SPENT] = self.is_spent
         # Ray Tune accepts no report without it, even of a trial that the budget ends before its first evaluation.
         unknown = {search.metric: math.nan} if self.is_spent else {}
-        scores = report_scores(history[: self.position], search.metric, search.smooth)
-        return {**unknown, **next(evaluated, {}), **scores, "round": self.position, **report}
+        return {**unknown, **metrics, "round": self.position, **report}
 
     def _run_new_rounds(self, stopped: bool) -> None:
         """Run until the next report, unless rounds that have run are not reported yet."""

@@ -166,10 +166,22 @@ def test_an_experiment_has_one_colour_in_all_figures(run, tmp_path):
         for kind, label in figure.legend:
             colours[label].add(kind)
     assert {label: kinds for label, kinds in colours.items() if len(kinds) > 1} == {}
-    # Curves show the last, by how they end, and the search the first, by their weights.
-    assert {"lr=0.3", "lr=0.9"} <= {label for _, label in found["curves"].parts[0].legend}
+    # Curves show the winner, and the last by how they end; the search shows the first, by their weights.
+    shown = ["lr=0.1 (winner)", *(f"lr=0.{i}" for i in range(4, 10))]
+    assert [label for _, label in found["curves"].parts[0].legend] == ["Hedge, expected", *shown]
+    assert found["curves"].texts == ["The best 7 of 9 experiments."]
     weights = next(part for part in found["search-1"].parts if part.title == "Hedge's weights by round")
-    assert [label for _, label in weights.legend] == [f"lr=0.{i}" for i in range(1, 8)] + ["2 others"]
+    first = ["lr=0.1 (winner)", *(f"lr=0.{i}" for i in range(2, 8))]
+    assert [label for _, label in weights.legend] == [*first, "2 others"]
+    losses = next(part for part in found["search-1"].parts if part.title == "Losses by round")
+    assert losses.note == "The 7 experts with the largest weights; 2 are left out."
+    # Only the winner has a histogram of its clients, and its rows are marked.
+    histograms = [part.title for part in found["fairness"].parts if part.title.startswith("Clients by accuracy")]
+    assert histograms == ["Clients by accuracy: lr=0.1 (winner)"]
+    (summary,) = found["summary"].parts
+    assert [summary.rows[i]["experiment"] for i in summary.marked] == ["lr=0.1 (winner)"]
+    (table, _) = (part for part in found["search-1"].parts if part.kind == "table")
+    assert [table.cells["trial"][i] for i in table.marked] == ["000 (winner)"]
     text = render_page(read_all([name]))
     in_page = re.findall(r'<span class="swatch ([^"]*)" aria-hidden="true"></span>(.*?)</li>', text)
     assert set(in_page) <= {(kind, label) for label, kinds in colours.items() for kind in kinds}

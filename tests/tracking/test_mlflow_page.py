@@ -27,7 +27,8 @@ SPACE = {"algorithm.lr": [0.01, 0.3]}
 @pytest.fixture(scope="module")
 def finished(ray_here, tmp_path_factory):
     """A line of a table: a search over two methods, with MLflow."""
-    chosen = plan(tmp_path_factory.mktemp("runs"), tracking__enabled=True, search__space=SPACE)
+    settings = {"tracking__enabled": True, "evaluation__test": "every", "search__space": SPACE}
+    chosen = plan(tmp_path_factory.mktemp("runs"), **settings)
     return search(chosen, note={"table": TABLE})
 
 
@@ -77,7 +78,7 @@ def test_a_description_says_what_is_learnt_how_and_with_what_result(finished, ru
     text = runs[finished.folder.name].data.tags["mlflow.note.content"]
     assert "Search `hedge` over `algorithm.lr`, by `validation_accuracy`." in text
     assert "Hedge over 2 experts: its mean expected loss is" in text
-    assert f"| 001 | 0.3 | {percent(finished.hedge[-1]['weights'][1])} |" in text
+    assert f"| 001 (winner) | 0.3 | {percent(finished.hedge[-1]['weights'][1])} |" in text
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------

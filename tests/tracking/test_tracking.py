@@ -72,18 +72,18 @@ def test_every_round_parameter_and_tag_arrives(finished, recorded):
     assert "git_commit" in entry.data.tags
 
 
-def test_counts_are_recorded_where_they_change(tmp_path):
+def test_counts_are_recorded_if_they_change_and_where_they_do(tmp_path):
     done = run(small(tmp_path, enabled=False))
     store = MlflowStore(done.experiment, done.folder.name, {}, {}, done.folder)
-    dropped = [0, 0, 0, 2, 2, 2, 1, 0, 0]
+    dropped = [0, 0, 0, 0, 2, 2, 2, 1, 0, 0]
     records = [{**done.records[0], "round": i, "dropped": value} for i, value in enumerate(dropped, start=1)]
     # In two calls, as they come while a run trains.
     store.log(records[:5])
     store.log(records[5:])
     for key, expected in {
-        "dropped": [(1, 0), (3, 0), (4, 2), (6, 2), (7, 1), (8, 0)],
-        "participants": [(1, done.records[0]["participants"])],
-        "test_accuracy": [(i, done.records[0]["test_accuracy"]) for i in range(1, 10)],
+        "dropped": [(1, 0), (4, 0), (5, 2), (7, 2), (8, 1), (9, 0)],
+        "participants": [],
+        "test_accuracy": [(i, done.records[0]["test_accuracy"]) for i in range(1, 11)],
     }.items():
         history = store.client.get_metric_history(store.run_id, grouped(key))
         assert [(metric.step, metric.value) for metric in history] == expected

@@ -216,6 +216,11 @@ def test_markdown_has_percentages_gains_and_marks_of_what_was_not_reached():
     assert "| 20+ (>3.3×) |" in trial_table(sweep_rows(found[::4], "test_accuracy", "max", [0.5])).markdown()
 
 
+def test_the_rows_of_the_winner_are_marked():
+    table = trial_table(sweep_rows(trials(), "test_accuracy", "max", []), winner="001")
+    assert (table.cells["trial"][:2], table.marked) == (["000", "001 (winner)"], [1])
+
+
 def test_markdown_of_the_best_formats_each_value_as_its_metric():
     lines = trial_table(best_per_metric(trials(), [0.6, 0.99])).markdown().splitlines()
     assert lines[2].startswith("| test accuracy | 000 | lr=0.1 mu=1 | 90.0 % | 8 | 4 | 8 (8.0×) |")
@@ -250,6 +255,14 @@ def test_the_leaders_and_the_best_experts_metric_come_from_the_experts_records()
     summary = hedge_summary(hand_made(), ["a", "b"], "test_accuracy", experts)
     assert summary["leader_metric"] == pytest.approx((0.8 + 0.5 + 1.0) / 3)
     assert summary["best_metric"] == pytest.approx(0.9)
+
+
+def test_an_expert_that_failed_does_not_lead_at_the_end():
+    experts = [Trial("000", {}, records([0.8, 0.9]), "failed"), Trial("001", {}, records([0.6, 0.5, 0.5]))]
+    summary = hedge_summary(hand_made(), ["a", "b"], "test_accuracy", experts)
+    assert (summary["leader"], summary["leader_weight"]) == ("b", 0.05)
+    experts[1].status = "failed"
+    assert hedge_summary(hand_made(), ["a", "b"], "test_accuracy", experts)["leader"] == "a"
 
 
 def test_a_search_that_never_made_up_its_mind_says_so():

@@ -9,6 +9,7 @@ from made_up import deployed_records, hedge_records, records, trials
 from hedgerow.platform.ui.charts import Chart, figure
 from hedgerow.platform.ui.plots import curve_figures
 from hedgerow.platform.ui.plotting import COLOURS, save
+from hedgerow.platform.ui.plotting import OTHERS as GREY
 from hedgerow.searchspaces.results.hedge_curves import HedgeCurves, deployed_curves
 from hedgerow.searchspaces.results.search_plots import NAMED, best_runs, hedge_charts, parallel_lines
 from hedgerow.searchspaces.results.trials import Trial
@@ -79,7 +80,7 @@ def test_parallel_coordinates_of_conditional_categorical_and_logarithmic_keys(tm
         Trial("006", {"algorithm.lr": 0.1, "algorithm.name": "a$b", "x.on": False}, records([0.4])),
     ]
     (svg,) = check(parallel(found, "test_accuracy", "max", tmp_path), {"parallel_coordinates"})
-    for text in ("lr", "mu", "name", "fedprox", "true", "-", "test accuracy", "90.0 %", "best: lr=0.1 mu=1, 90.0 %"):
+    for text in ("lr", "mu", "name", "fedprox", "true", "-", "test accuracy", "90.0 %"):
         assert f"<!-- {text} -->" in svg
     check(parallel(found, "test_loss", "min", tmp_path), {"parallel_coordinates"})
 
@@ -94,6 +95,24 @@ def test_parallel_coordinates_of_a_sweep_in_which_nothing_worked(tmp_path):
     check(parallel(trials()[2:4], "test_accuracy", "max", tmp_path), {"parallel_coordinates"})
 
 
+def test_parallel_coordinates_have_the_colours_of_the_other_figures_and_mark_the_winner(tmp_path):
+    found = trials()
+    drawn = parallel_lines(found, "test_accuracy", "max", 0.0, {0: 4, 1: 9}, found[1])
+    ends = {line.get_ydata()[-1]: line for line in drawn.axes[0].lines if len(line.get_xdata()) == 3}
+    best, winner = ends[1.0], next(line for line in ends.values() if line.get_linewidth() == 3.5)
+    assert (best.get_color(), winner.get_color(), winner.get_linestyle()) == (COLOURS[4], COLOURS[1], "--")
+    assert {line.get_color() for line in ends.values()} == {COLOURS[4], COLOURS[1], GREY}
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["lr=0.1 mu=1", "lr=1 (winner)", "3 others"]
+    (svg,) = check(save(drawn, tmp_path / "parallel"), {"parallel"})
+    assert "<!-- winner: lr=1, 70.0 % -->" in svg
+
+
+def test_the_winner_is_among_the_curves_whatever_its_rank():
+    found = trials()
+    assert list(best_runs(found, limit=2, winner=found[4])) == [4, 0]
+
+
 def test_the_curves_of_the_best_trials_have_the_colours_of_their_other_figures(tmp_path):
     found = trials()
     best = best_runs(found, limit=2)
@@ -102,6 +121,7 @@ def test_the_curves_of_the_best_trials_have_the_colours_of_their_other_figures(t
     figures = curve_figures(runs, [0.5], {"trial 0": 3, "trial 1": 9})
     assert list(figures) == ["curves_by_round", "curves_by_traffic"]
     one, other = figures["curves_by_round"]().axes[0].lines[-2:]
+    assert one.get_zorder() > other.get_zorder()
     assert (one.get_color(), other.get_color(), other.get_linestyle()) == (COLOURS[3], COLOURS[1], "--")
     (svg,) = check(save(figures["curves_by_traffic"](), tmp_path / "curves"), {"curves"})
     assert "<!-- trial 1 -->" in svg

@@ -130,6 +130,15 @@ def test_a_trial_that_failed_is_not_the_best_one():
     assert out.getvalue().splitlines()[-1] == "mine: 10/20 rounds of 2 trials, best 50.0 % (b)"
 
 
+def test_an_expert_that_failed_does_not_lead():
+    out = io.StringIO()
+    with SearchTable("mine", 3, ["a", "b", "c"], Console(file=out)) as table:
+        table.state(0, "failed")
+        table.hedge(hedge_records(3, 3)[-1])
+    assert "leader b (" in out.getvalue()
+    assert [line.split()[0] for line in show(table).splitlines()[2:]] == ["001", "002", "000"]
+
+
 def test_elsewhere_hedge_is_a_plain_line_for_every_tenth_of_its_rounds():
     out = io.StringIO()
     experts = [f"lr={i}" for i in range(4)]

@@ -97,11 +97,15 @@ def test_test_samples_select_with_permission(tmp_path):
 
 
 def test_targets_on_test_samples_end_no_trials():
-    base = yaml.safe_load(BASE) | {"evaluation": {"targets": [0.5], "stop": True}}
+    evaluation = {"targets": [0.5], "stop": True}
+    base = yaml.safe_load(BASE) | {"evaluation": evaluation | {"target_metric": "test_accuracy"}}
     with pytest.raises(
         UserError, match=r"evaluation\.target_metric: test_accuracy ends trials \(evaluation\.stop\) by"
     ):
         plan("{kind: grid, space: {algorithm.lr: [0.1, 0.2]}}", yaml.safe_dump(base))
+    base["evaluation"] = evaluation
+    found = plan("{kind: grid, space: {algorithm.lr: [0.1, 0.2]}}", yaml.safe_dump(base))
+    assert found.experiment.evaluation.target_metric == "validation_accuracy"
 
 
 def test_a_key_whose_condition_fails_is_left_out_and_nothing_comes_twice():

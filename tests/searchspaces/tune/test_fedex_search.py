@@ -119,7 +119,7 @@ def test_a_grid_has_a_distribution_per_key_and_other_spaces_have_one_over_config
     ],
 )
 def test_what_clients_cannot_draw_is_refused_in_a_sentence(tmp_path, space, change, sentence):
-    values = fedex_plan(tmp_path).resolved
+    values = fedex_plan(tmp_path).resolved | {"evaluation": {}}
     values = {key: value for key, value in values.items() if key != "fedex"}
     values["algorithm"] = change.get("algorithm", KEPT["algorithm"])
     values["task"]["validation"] = change.get("task__validation")
@@ -215,7 +215,7 @@ def test_no_validation_samples_are_refused_before_any_work(tmp_path):
     ],
 )
 def test_a_file_with_a_section_fedex_is_checked_in_the_same_way(tmp_path, factors, change, sentence):
-    values = fedex_plan(tmp_path).resolved
+    values = fedex_plan(tmp_path).resolved | {"evaluation": {}}
     del values["search"]
     values |= {"fedex": {"factors": factors}, "task": values["task"] | change}
     with pytest.raises(UserError, match=sentence):

@@ -13,6 +13,7 @@ import mlflow
 import numpy as np
 import optuna
 import pytest
+import torch
 import yaml
 from mlflow.tracking import MlflowClient
 from processes import hedgerow
@@ -107,8 +108,8 @@ class TestHedge:
         for child in children:
             trial = tracked.trials[int(child.data.tags["expert"])]
             assert float(child.data.params["algorithm.lr"]) == trial.overrides["algorithm.lr"]
-            accuracies = [m.value for m in client.get_metric_history(child.info.run_id, "test/accuracy")]
-            assert accuracies == [record["test_accuracy"] for record in trial.records]
+            accuracies = [m.value for m in client.get_metric_history(child.info.run_id, "validation/accuracy")]
+            assert accuracies == [record["validation_accuracy"] for record in trial.records]
         for key, name in [
             ("weight/002", None),
             ("hedge/loss", "hedge_loss"),
@@ -120,7 +121,18 @@ class TestHedge:
         artifacts = {file.path for file in client.list_artifacts(parent_id)}
         assert {"experiment.yaml", "run.json", "metrics.jsonl", "results.csv", "results.md", "figures"} <= artifacts
         mlflow.set_tracking_uri(default_uri(tracked.folder.path.parent))
-        (model,) = mlflow.search_logged_models(output_format="list", experiment_ids=[runs[0].info.experiment_id])
+        models = mlflow.search_logged_models(output_format="list", experiment_ids=[runs[0].info.experiment_id])
+        (model,) = [found for found in models if found.name == "model"]
+        # Next to it is the one that Hedge deploys.
+        (deployed,) = [found for found in models if found.name == "deployed"]
+        leader = next(child for child in children if int(child.data.tags["expert"]) == tracked.deployed.experts[0])
+        assert (deployed.source_run_id, deployed.params) == (leader.info.run_id, leader.data.params)
+        score = tracked.hedge[-1]["deployed"]["leader"]
+        scores = {metric.key: metric.value for metric in deployed.metrics}
+        assert scores == {f"deployed/{name}": score[name] for name in ("accuracy", "loss")}
+        loaded = mlflow.pytorch.load_model(f"models:/{deployed.model_id}")
+        for name, value in loaded.state_dict().items():
+            assert torch.equal(value, tracked.deployed.models[tracked.deployed.experts[0]][name])
         # The model is the winner's, and so are its parameters and scores.
         (winner,) = [child for child in children if child.data.tags.get("winner") == "true"]
         assert winner.data.tags["expert"] == tracked.best.name
@@ -128,7 +140,7 @@ class TestHedge:
         assert float(model.params["algorithm.pull"]) == tracked.best.overrides["algorithm.pull"]
         assert {metric.key: metric.value for metric in model.metrics} == tracked.winner_scores
         parent = client.get_run(parent_id)
-        assert [output.model_id for output in parent.outputs.model_outputs] == [model.model_id]
+        assert {output.model_id for output in parent.outputs.model_outputs} == {model.model_id, deployed.model_id}
 
     def test_a_search_shows_its_winner_and_no_value_of_what_it_searched(self, tracked):
         client, runs = runs_of(tracked)
@@ -180,7 +192,8 @@ class TestHedge:
         client, runs = runs_of(finished)
         assert len(runs) == 5
         assert {found.info.status for found in runs} == {"FINISHED"}
-        (model,) = client.search_logged_models([runs[0].info.experiment_id])
+        models = client.search_logged_models([runs[0].info.experiment_id])
+        (model,) = [found for found in models if found.name == "model"]
         assert (
             model.source_run_id
             == expert_folder(finished.folder.path, int(finished.best.name)).record()["mlflow_run_id"]

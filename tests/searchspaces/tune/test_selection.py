@@ -51,11 +51,19 @@ def test_the_test_score_of_the_winner_is_shown_once(finished):
     assert "Validation samples: 10.0 % of each client's training samples (task.validation)." in text
     assert TEST_NOTE not in text
     assert "fraction: 0.1" in finished.folder.experiment.read_text()
+    # Before the last round, nothing was scored on test samples.
+    assert not [key for trial in finished.trials for record in trial.records[:-1] for key in record if "test" in key]
+    values = finished.spec.resolved
+    values["evaluation"]["test"] = "every"
+    sentence = "Test samples scored every evaluation of the trials (evaluation.test: every) and selected nothing."
+    assert sentence in replace(finished, spec=parse_search(values)).selection_lines
+    assert sentence not in finished.selection_lines
 
 
 def test_a_selection_by_test_samples_says_so(finished, capsys):
     values = finished.spec.resolved
     values["search"] |= {"metric": "test_accuracy", "allow_test_selection": True, "smooth": 0.0}
+    values["evaluation"]["test"] = "every"
     same = replace(finished, spec=parse_search(values))
     assert same.best.name == "001"
     assert TEST_NOTE in same._repr_html_()
