@@ -229,7 +229,7 @@ def summary(result) -> float:
 
 def test_new_experiments_take_them(here):
     made = hedgerow("new", "experiment", "fresh", "--set", "task.data={name: mine.Blobs, samples: 800}",
-                    "--set", "task.partition={kind: mine.Sizes, clients: 5}")  # fmt: skip
+                    "--set", "task.partition={kind: mine.Sizes, clients: 5}", "--all")  # fmt: skip
     assert made.exit_code == 0, made.output
     text = Path("fresh.yaml").read_text()
     assert "# Three Gaussian blobs." in text
