@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.reports.analysis.run_reader import read_all
+from hedgerow.reports.analysis.report_data import read_all
 from hedgerow.reports.page.page import render_page, write_page
 
 RECORDS = Path(__file__).parent / "demo.zip"

@@ -9,6 +9,8 @@ import numpy as np
 
 from hedgerow.platform.common.numbers import number, unit_of
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.formatting import short_names
+from hedgerow.platform.tracking.summary import final_value
 from hedgerow.platform.ui.charts import OTHERS, Chart, areas, lines
 from hedgerow.platform.ui.plotting import BLACK, new_figure
 from hedgerow.platform.ui.series import Points, Series
@@ -16,10 +18,8 @@ from hedgerow.searchspaces.results.fedex_theta import Distribution
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, WeightCurves, score_kind
 from hedgerow.searchspaces.results.trials import (
     Trial,
-    final_value,
     ranked,
     searched_keys,
-    short_names,
     trial_label,
 )
 
