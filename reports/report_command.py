@@ -7,8 +7,8 @@ import click
 
 from hedgerow.platform.runs.comparison import comparison_output
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.reports.analysis.report_data import read_all
 from hedgerow.reports.page.page import render_page, write_page
+from hedgerow.reports.sections.report_data import read_all
 
 
 def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> CommandOutput:

@@ -12,13 +12,13 @@ from hedgerow.platform.tracking.formatting import dropped_warning, scores_text, 
 from hedgerow.platform.tracking.summary import final_value
 from hedgerow.platform.ui.charts import Chart
 from hedgerow.platform.ui.plots import histogram_charts
-from hedgerow.reports.analysis.report_data import ReportData
 from hedgerow.reports.sections.costs import ledger, timing
 from hedgerow.reports.sections.curves import SHOWN, coloured, coloured_learners, curves
 from hedgerow.reports.sections.environment import environment, partitions
 from hedgerow.reports.sections.fairness import fairness
 from hedgerow.reports.sections.fedex_distributions import distribution_figures
 from hedgerow.reports.sections.hedge_weights import hedge_figures, hedge_sentences, search_tables
+from hedgerow.reports.sections.report_data import ReportData
 from hedgerow.reports.sections.targets import targets
 from hedgerow.searchspaces.results.trials import Trial as Configuration
 from hedgerow.searchspaces.results.trials import ranked

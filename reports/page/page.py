@@ -12,9 +12,9 @@ from hedgerow.platform.common.errors import unwritable
 from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.run_folder import now
 from hedgerow.platform.ui.plotting import COLOURS, DARK_COLOURS
-from hedgerow.reports.analysis.report_data import ReportData
 from hedgerow.reports.page.layout import sections, tiles
 from hedgerow.reports.page.svg import svg
+from hedgerow.reports.sections.report_data import ReportData
 
 FOLDER = Path(__file__).parent / "template"
 

@@ -9,7 +9,7 @@ from hedgerow.platform.common.numbers import number
 from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.ui.charts import heat, histogram
 from hedgerow.platform.ui.series import integer_bins
-from hedgerow.reports.analysis.report_data import ReportData
+from hedgerow.reports.sections.report_data import ReportData
 
 if TYPE_CHECKING:
     from hedgerow.searchspaces.results.finished_search import FinishedSearch

@@ -1,6 +1,6 @@
 """Bodies of the commands `search` and `push`, and of `resume` for searches."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, trial_labels
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
-from hedgerow.searchspaces.tune.search_runner import check_search, resume_search, search
+from hedgerow.searchspaces.tune.search_runner import Begun, check_search, resume_search, search
 from hedgerow.searchspaces.tune.search_runner import push as push_search
 
 
@@ -51,7 +51,7 @@ def search_or_resume(
     data: Data,
     name: str | None,
     note: dict[str, Any] | None = None,
-    begun: Mapping[int, RunFolder] | None = None,
+    begun: Begun | None = None,
 ) -> FinishedSearch:
     """Run a search with its table; one of this name is read if it is finished, and resumed if it was started.
 

@@ -85,6 +85,9 @@ a class that is not its own, Tune's default is 1.
 TUNE_LOG = "ray.tune.execution.tune_controller"
 """Name of the logger to which Ray Tune reports failed trials."""
 
+Begun = Mapping[int, RunFolder]
+"""Runs of the same training, by the number of the trial that continues from a copy."""
+
 TOGETHER = 1.0
 """Seconds of lock-step rounds that a trial reports together: a report costs milliseconds, and may be this old."""
 
@@ -104,7 +107,7 @@ def search(
     data: Data | None = None,
     note: dict[str, Any] | None = None,
     own: bool = False,
-    begun: Mapping[int, RunFolder] | None = None,
+    begun: Begun | None = None,
     name: str | None = None,
 ) -> FinishedSearch:
     """Run a new search.
@@ -112,8 +115,8 @@ def search(
     data_root: folder of the data sets. show: observer of the search. address: address of a Ray cluster; None: the one
     that this process is connected to, or a new one on this machine. data: return value of `check_search`, if it was
     called. note: further entries of run.json. own: whether the data are the caller's arrays instead of the data set
-    that the file names. begun: runs of the same training, by the number of the trial that continues from a copy.
-    name: of its folder; None: a new one. Raises UserError before any work when a setting is invalid.
+    that the file names. name: of its folder; None: a new one. Raises UserError before any work when a setting is
+    invalid.
     """
     data = data or check_search(spec, data_root)
     work = _work(spec, show, address, begun)
@@ -132,12 +135,12 @@ def resume_search(
 
 
 def _work(
-    spec: SearchSpec, show: ShowSearch | None, address: str | None, begun: Mapping[int, RunFolder] | None = None
+    spec: SearchSpec, show: ShowSearch | None, address: str | None, begun: Begun | None = None
 ) -> Work[FinishedSearch]:
     return Work(
         spec.experiment,
         decisive_settings(spec.experiment, spec.search.model_dump(mode="json")),
-        partial(_carry_out, spec, show, address, begun or {}),
+        partial(_carry_out, spec, show, address, begun),
         lambda session: logger_of_search(session.folder, spec, session.data, show, session.warnings),
         text=spec.dump(),
         check=lambda data: _check_trials(spec, data[0]),
@@ -175,15 +178,11 @@ def _shape(experiment: Experiment) -> str:
 
 
 def _carry_out(
-    spec: SearchSpec,
-    show: ShowSearch | None,
-    address: str | None,
-    begun: Mapping[int, RunFolder],
-    session: Session,
+    spec: SearchSpec, show: ShowSearch | None, address: str | None, begun: Begun | None, session: Session
 ) -> FinishedSearch:
     """Run all trials, and record their results. begun: see `search`."""
     folder, warnings = session.folder, session.warnings
-    for number, run in begun.items():
+    for number, run in (begun or {}).items():
         # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
         copy = expert_folder(folder.path, number)
         shutil.copytree(run.checkpoints, copy.checkpoints)
@@ -275,13 +274,9 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     references = put_dataset(data[0]), ray.put(vars(data[1]))
     rounds = dict(reports.rounds) if resumes else None
     shared = Shared(spec.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds)
-    trainable = tune.with_parameters(FederatedTrainable, shared=shared)
-    tuner = tune.Tuner(
-        tune.with_resources(trainable, request),
-        param_space=tuning.space,
-        tune_config=config,
-        run_config=_run_config(search, here, listener),
-    )
+    trainable = tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request)
+    run_config = _run_config(search, here, listener)
+    tuner = tune.Tuner(trainable, param_space=tuning.space, tune_config=config, run_config=run_config)
     total = len(packs or configurations) if tuning.space is not None else tuning.config.num_samples
     listener.health = RayHealth(folder.path, listener.lock.claim)
     try:
@@ -292,15 +287,14 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         barrier_file(here).unlink(missing_ok=True)
     errors = [str(one.error).strip().splitlines()[-1] for one in results if one.error]
     failed = len(errors) + [reports.ends[number] for number in complete].count("failed")
-    ran = len(complete) + len(results)
+    first, ran = f"; first error: {errors[0]}" if errors else "", len(complete) + len(results)
     if failed == ran:
         # The next attempt begins anew, from the checkpoints.
         (here / JOURNAL).unlink(missing_ok=True)
-        raise RuntimeError(f"every trial failed{_first(errors)}")
-    shutil.rmtree(here / "tune", ignore_errors=True)
-    for left in here.glob(f"experts/*/{KEPT}"):
-        shutil.rmtree(left)
-    return warnings + ([f"{failed} of {ran} trials failed{_first(errors)}"] if failed else [])
+        raise RuntimeError(f"every trial failed{first}")
+    for left in (here / "tune", *here.glob(f"experts/*/{KEPT}")):
+        shutil.rmtree(left, ignore_errors=True)
+    return warnings + ([f"{failed} of {ran} trials failed{first}"] if failed else [])
 
 
 def _room(spec: SearchSpec, folder: Path) -> tuple[int, PlacementGroupFactory]:
@@ -379,10 +373,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[name]
-
-
-def _first(errors: list[str]) -> str:
-    return f"; first error: {errors[0]}" if errors else ""
 
 
 def _resumable(

@@ -5,9 +5,9 @@ from reported_runs import small
 
 from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.runs.seed_groups import group_by_seed
-from hedgerow.reports.analysis.report_data import read_all
 from hedgerow.reports.page.layout import sections
 from hedgerow.reports.page.page import render_page
+from hedgerow.reports.sections.report_data import read_all
 
 FEDEX = {
     "factors": [

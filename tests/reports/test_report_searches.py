@@ -22,11 +22,11 @@ from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.reports.analysis.report_data import read_all
 from hedgerow.reports.page.layout import PageSection, sections, tiles
 from hedgerow.reports.page.page import render_page
 from hedgerow.reports.page.svg import svg
 from hedgerow.reports.sections.curves import curves
+from hedgerow.reports.sections.report_data import read_all
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.reports.analysis.report_data import ReportData, read_all
 from hedgerow.reports.page.layout import sections
+from hedgerow.reports.sections.report_data import ReportData, read_all
 from hedgerow.searchspaces.extra.table_command import run_table, table_searches
 
 

@@ -20,7 +20,7 @@ from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.runtime.factory import build_partition, check
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
-from hedgerow.reports.analysis.report_data import read_all
+from hedgerow.reports.sections.report_data import read_all
 
 SETTINGS = {
     "rounds": 6,
