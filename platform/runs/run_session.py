@@ -1,8 +1,4 @@
-"""Session of a run or a search: all that surrounds its rounds or trials.
-
-A session holds the folder and its lock, copies the folder to its storage, keeps the status and the warnings, handles
-signals, and ends the loggers.
-"""
+"""Session of a run or a search: its folder with lock and copy, loggers, signals, status, warnings, and its end."""
 
 import signal
 import sys
@@ -117,7 +113,9 @@ class Session:
         """Record the interruption by a signal; returns the exception to raise."""
         finished = ""
         if self.folder.record()["status"] == "finished":
-            advice = f"; `hedgerow push {self.folder}` records it in MLflow" if self.mlflow else ""
+            advice = (
+                f"; `hedgerow push {self.folder}` records it in MLflow" if MLFLOW in dict(self.loggers.loggers) else ""
+            )
             finished = f"{self.folder} is finished{advice}"
         try:
             self._end("interrupted")
