@@ -26,7 +26,7 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.passed_objects import Sections, passed_sections, with_passed
-from hedgerow.platform.runs.seed_series import resume_series
+from hedgerow.platform.runs.seed_series import resume_series, run_seeds
 from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfinished, new_series
 from hedgerow.platform.ui.notebook import NotebookProgress, in_notebook
@@ -35,7 +35,7 @@ from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search, parse_search
 
 if TYPE_CHECKING:
-    from hedgerow.reports.analysis.finished_series import FinishedSeries
+    from hedgerow.platform.runs.finished_series import FinishedSeries
 
 File = str | PathLike[str]
 Show = bool | runner.Show
@@ -74,24 +74,17 @@ def run(
     passed, data = _passed(data, model, algorithm, overrides)
     if not isinstance(experiment, Experiment) or overrides or passed:
         experiment = parse_experiment(*_values(experiment, overrides, passed, without="search"))
-    own = None if data is None else check(experiment, None, data)
-    if experiment.seeds:
-        return _run_seeds(experiment, _path(data_root), address, show, data)
-    with _progress(experiment, show) as shown:
-        return runner.run(experiment, _path(data_root), shown, address, own, own is not None)
+    experiments, root = experiment.each_seed(), _path(data_root)
+    checked = [check(one, root, data) for one in experiments]
+    series = new_series(experiment) if experiment.seeds else None
+    runs = run_seeds(experiments, checked, lambda one: _progress(one, show), address, root, data, series)
+    return _series(runs) if series else runs[0]
 
 
-def _run_seeds(
-    experiment: Experiment, data_root: Path | None, address: str | None, show: Show, data: Data | None
-) -> "FinishedSeries":
-    from hedgerow.reports.analysis.finished_series import FinishedSeries
+def _series(runs: list[FinishedRun]) -> "FinishedSeries":
+    # Imports scipy, which takes a while.
+    from hedgerow.platform.runs.finished_series import FinishedSeries
 
-    experiments = experiment.each_seed()
-    all_data = [check(one, data_root, data) for one in experiments]
-    series, runs = new_series(experiment), []
-    for one, own in zip(experiments, all_data, strict=True):
-        with _progress(one, show) as shown:
-            runs.append(runner.run(one, data_root, shown, address, own, data is not None, series))
     return FinishedSeries(runs)
 
 
@@ -145,11 +138,7 @@ def resume(
     _, data = _passed(data, model, algorithm)
     started = find_run(str(folder))
     if started.series:
-        from hedgerow.reports.analysis.finished_series import FinishedSeries
-
-        return FinishedSeries(
-            resume_series(started, lambda experiment: _progress(experiment, show), address, data, changed)
-        )
+        return _series(resume_series(started, lambda one: _progress(one, show), address, data, changed))
     run_folder = find_unfinished(str(started))
     if run_folder.is_search:
         from hedgerow.searchspaces.tune import search_runner as searches

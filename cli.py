@@ -113,7 +113,7 @@ def run(
     """
     announce(*files)
     from hedgerow.platform.actors.forked import prepare
-    from hedgerow.reports.seeds_command import run_experiments
+    from hedgerow.platform.runs.run_command import run_experiments
 
     prepare()
     return run_experiments(files, overrides, seeds, data_root, address, job)
@@ -278,7 +278,7 @@ def resume(run: str, changed: bool, address: str | None) -> CommandOutput:
     """
     announce(run)
     from hedgerow.platform.actors.forked import prepare
-    from hedgerow.reports.seeds_command import resume_any
+    from hedgerow.searchspaces.resume_command import resume_any
 
     prepare()
     return resume_any(run, address, changed)

@@ -26,10 +26,10 @@ from tuning_tasks import ARMS, FEDEX, NOISY, NOISY_CLIENTS, PARTS, PLAIN, TASKS,
 
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.common.errors import UserError
-from hedgerow.reports.analysis.statistics import holm, paired
+from hedgerow.platform.runs.statistics import holm, paired
+from hedgerow.platform.tracking.summary import final_value
 from hedgerow.searchspaces.extra.replay import ReplayedSearch, replay
 from hedgerow.searchspaces.results.recording import Recording
-from hedgerow.searchspaces.results.trials import final_value
 
 BUDGETS = (0.1, 0.25, 0.5)
 """Budgets, as shares of the client rounds of the whole recording."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from settings_pages import indented
 
-from hedgerow.reports.analysis.statistics import paired
+from hedgerow.platform.runs.statistics import paired
 from hedgerow.searchspaces.extra.table_file import PublishedTable, all_tables
 from hedgerow.searchspaces.extra.verdicts import NOT_RUN, verdict_on, verdicts
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.reports.analysis.run_reader import read_all
 from hedgerow.reports.page.page import render_page, write_page
+from hedgerow.reports.sections.report_data import read_all
 
 RECORDS = Path(__file__).parent / "demo.zip"
 """Records of a finished Hedge search on the digits, which docs/demo.py runs and stores."""

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import click
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.runs.comparison import comparison_output
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.reports.analysis.comparison import EXPLAINED, Comparison, compare
-from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.page import render_page, write_page
+from hedgerow.reports.sections.report_data import read_all
 
 
 def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> CommandOutput:
@@ -41,20 +39,4 @@ def write_report(names: Sequence[str], output: Path | None, mlflow: bool) -> Com
 def comparison(names: Sequence[str], metric: str | None, targets: Sequence[float]) -> CommandOutput:
     """Compare experiments, paired over seeds. Raises UserError."""
     data = read_all(names)
-    groups, repeats = group_by_seed(data.compared)
-    if len(groups) < 2:
-        raise UserError(
-            f"{', '.join(names)}: only one experiment, {groups[0].label}, with seed"
-            f"{'s' * (len(groups[0].seeds) > 1)} {', '.join(map(str, groups[0].seeds))}; also name runs of another one"
-        )
-    result = compare(groups, metric, list(targets) or None)
-    notes = data.notes + repeats + result.notes
-    return CommandOutput(result.as_dict() | {"notes": notes}, lambda: _render_comparison(result, notes))
-
-
-def _render_comparison(found: Comparison, notes: list[str]) -> None:
-    found.table.print()
-    found.pair_table().print()
-    click.echo(EXPLAINED)
-    for note in notes:
-        click.echo(f"- {note}")
+    return comparison_output(names, data.compared, metric, targets, data.notes)

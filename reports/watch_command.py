@@ -17,8 +17,8 @@ from hedgerow.platform.storage.sealed_json import unseal
 from hedgerow.platform.tracking.records import RESTORE_FIX
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.ui.terminal import Progress
-from hedgerow.reports.analysis.run_reader import read_all
 from hedgerow.reports.page.page import render_page
+from hedgerow.reports.sections.report_data import read_all
 from hedgerow.searchspaces.results.finished_search import read_trials
 from hedgerow.searchspaces.results.trials import trial_labels
 from hedgerow.searchspaces.spaces.search_file import read_search

@@ -20,6 +20,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.own_data import same_data
+from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tensor, filled
 from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, round_of
@@ -27,8 +28,6 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.decisions import BestRound
 from hedgerow.platform.tracking.formatting import summary_table
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.summary import summarise
-from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import curves
 
 if TYPE_CHECKING:
@@ -63,14 +62,10 @@ class FinishedRun:
     @classmethod
     def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
         """Read a run from its folder. data: data set and partition, if the run was given its own."""
-        experiment, records = load_experiment(folder.experiment), RunLog(folder.metrics).read()
-        evaluation = experiment.evaluation
-        record = folder.record()
-        summary = record.get("summary")
-        if summary is None and records:
-            summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
-        warnings = record.get("diverged", []) + [TEST_SELECTED] * experiment.selects_on_test
-        return cls(folder, experiment, records, summary or {}, warning="; ".join(warnings) or None, data=data)
+        experiment, run = load_experiment(folder.experiment), Run.read(folder)
+        summary = run.record.get("summary") or (run.summary if run.records else {})
+        warnings = run.record.get("diverged", []) + [TEST_SELECTED] * experiment.selects_on_test
+        return cls(folder, experiment, run.records, summary, warning="; ".join(warnings) or None, data=data)
 
     @property
     def status(self) -> str:

@@ -1,4 +1,4 @@
-"""Bodies of the commands `run`, `resume`, `partition` and `export`."""
+"""Bodies of the commands `run`, `partition` and `export`, and of `resume` for runs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,20 +15,11 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import known_classes, partition_table
 from hedgerow.platform.runs.export_model import INPUTS, check_target, export_model
 from hedgerow.platform.runs.finished_run import FinishedRun, Round
-from hedgerow.platform.runs.runner import executor_of
-from hedgerow.platform.runs.runner import resume as resume_run
-from hedgerow.platform.runs.runner import run as run_experiment
-from hedgerow.platform.runs.seed_series import resume_series
+from hedgerow.platform.runs.runner import executor_of, resume
+from hedgerow.platform.runs.seed_series import resume_series, run_seeds
 from hedgerow.platform.runtime.factory import build_data, check
 from hedgerow.platform.storage.remote import uri_of
-from hedgerow.platform.tracking.run_folder import (
-    RunFolder,
-    SeedSeries,
-    find_run,
-    names_in_job,
-    new_series,
-    started_run,
-)
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run, names_in_job, new_series
 from hedgerow.platform.tracking.summary import first_to, meta_regret, target_label
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.platform.ui.mlflow_server import hints
@@ -38,54 +29,45 @@ from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.platform.ui.terminal import Progress, closing_table
 
 
-def run_files(
+def run_experiments(
     files: Sequence[Path],
     overrides: Sequence[str],
+    seeds: list[int] | None,
     data_root: Path | None,
     address: str | None,
     job: str | None = None,
-) -> list[list[FinishedRun]]:
-    """Run experiments one after the other, each with all of its seeds. All files are read and all data are checked
-    before the first one starts. job: identifier of a job that may have started some of the runs before: finished ones
-    are read, the others are resumed. Returns the runs of each file.
+) -> CommandOutput:
+    """Run experiments one after the other, each with all of its seeds, and compare them. All files are read and all
+    data are checked before the first one starts.
+
+    seeds: in place of those in the files. job: identifier of a job that may have started some of the runs before:
+    finished ones are read, the others are resumed.
     """
-    experiments = [load_experiment(file, overrides) for file in files]
-    series: list[SeedSeries | None] = [None for _ in files]
-    seeded_runs = [(i, seeded) for i, experiment in enumerate(experiments) for seeded in experiment.each_seed()]
-    data_sets = [check(seeded, data_root) for _, seeded in seeded_runs]
+    given = [f"seeds={seeds}"] if seeds else []
+    experiments = [load_experiment(file, [*overrides, *given]) for file in files]
+    seeded = [experiment.each_seed() for experiment in experiments]
+    data_sets = [[check(one, data_root) for one in each] for each in seeded]
     names = [None for _ in files] if job is None else names_in_job(experiments, job)
-    runs: list[list[FinishedRun]] = [[] for _ in files]
+    groups = []
     with _session(experiments, address):
-        for (i, seeded), data in zip(seeded_runs, data_sets, strict=True):
-            if experiments[i].seeds and not runs[i]:
-                # Only now: experiments with the same name need different folders.
-                series[i] = new_series(experiments[i], names[i])
-            one = series[i]
-            name = one.folder_name(seeded.seed) if one else names[i]
-            begun = started_run(seeded, name) if job and name else None
-            if begun and begun.record()["status"] == "finished":
-                runs[i].append(FinishedRun.read(begun))
-                continue
-            with progress_of(seeded, in_series=one is not None) as progress:
-                if begun:
-                    runs[i].append(resume_run(str(begun), progress, address))
-                else:
-                    runs[i].append(run_experiment(seeded, data_root, progress, address, data, series=one, name=name))
-    return runs
+        for experiment, each, data, name in zip(experiments, seeded, data_sets, names, strict=True):
+            # Only now: experiments with the same name need different folders.
+            series = new_series(experiment, name) if experiment.seeds else None
+            display = partial(progress_of, in_series=series is not None)
+            groups.append(run_seeds(each, data, display, address, data_root, series=series, name=name))
+    return runs_output(groups)
 
 
-def resume_one(name: str, address: str | None, changed: bool) -> CommandOutput:
-    """Resume a run, with the output of `run`."""
-    experiment = load_experiment(find_run(name).experiment)
-    with Progress(experiment.name, experiment.rounds) as progress:
-        run = resume_run(name, progress, address, changed=changed)
-    return runs_output([run])
-
-
-def resume_seeds(folder: RunFolder, address: str | None, changed: bool) -> list[FinishedRun]:
-    """Resume a series of seeds from one of its runs; returns the runs of all seeds."""
-    with _session([load_experiment(folder.experiment)], address):
-        return resume_series(folder, partial(progress_of, in_series=True), address, None, changed)
+def resume_runs(folder: RunFolder, address: str | None, changed: bool) -> CommandOutput:
+    """Resume a run, or all runs of its series, with the output of `run`."""
+    experiment = load_experiment(folder.experiment)
+    with _session([experiment], address):
+        if folder.series:
+            runs = resume_series(folder, partial(progress_of, in_series=True), address, None, changed)
+        else:
+            with progress_of(experiment, in_series=False) as progress:
+                runs = [resume(str(folder.path), progress, address, changed=changed)]
+    return runs_output([runs])
 
 
 def progress_of(experiment: Experiment, in_series: bool) -> Progress:
@@ -165,57 +147,67 @@ def add_targets(finished: list[FinishedRun]) -> list[float]:
     return list(dict.fromkeys(target for one in evaluations for target in one.accuracies))
 
 
-def runs_output(finished: list[FinishedRun]) -> CommandOutput:
-    """Returns the results of all runs, their figures and their folders."""
+def runs_output(groups: Sequence[list[FinishedRun]]) -> CommandOutput:
+    """Returns the results of experiments, each with its runs: one, or one for each seed."""
+    finished = [run for group in groups for run in group]
     add_regrets(finished)
     targets = add_targets(finished)
-    comparison: list[Path] = []
-    if len(finished) > 1:
-        records = {run.experiment.name: [run.records] for run in finished}
-        folder = Path(finished[0].experiment.output) / "comparison"
+    over_seeds = None
+    if any(group[0].folder.series for group in groups):
+        # scipy takes a while to import, and an experiment with a single seed needs none of it.
+        from hedgerow.platform.runs.over_seeds import OverSeeds
+
+        over_seeds = OverSeeds(groups)
+    names = [one.experiment.name + (f" seed {one.experiment.seed}" if over_seeds else "") for one in finished]
+    records = over_seeds.records if over_seeds else {run.experiment.name: [run.records] for run in finished}
+    folder = Path(finished[0].experiment.output) / (over_seeds.name if over_seeds else "comparison")
+    drawn: list[Path] = []
+    if len(finished) > 1 or over_seeds:
         with optional_figures(print_warning):
-            comparison = draw_curves(records, folder, targets)
-    figures = [sorted(run.folder.figures.glob("*.png")) for run in finished]
+            drawn = draw_curves(records, folder, targets)
+    entries = [outcome(run.experiment, run) for run in finished]
 
     def render() -> None:
-        closing_table([(run.experiment.name, run.summary) for run in finished])
-        print_places(finished, figures)
-        for figure in comparison:
+        closing_table([(name, run.summary) for name, run in zip(names, finished, strict=True)])
+        if over_seeds:
+            over_seeds.render()
+        for run, entry in zip(finished, entries, strict=True):
+            note = f"ended after round {run.records[-1]['round']}: {run.ended}" if run.ended else ""
+            print_outcome(f"run: {run.folder.path}", entry, note)
+        for figure in drawn:
             if figure.suffix == ".png":
-                click.echo(f"comparison: {figure}")
+                click.echo(f"{'figure over seeds' if over_seeds else 'comparison'}: {figure}")
         for hint in hints((run.experiment, run.folder.path) for run in finished):
             click.echo(hint)
 
-    return CommandOutput({"runs": run_entries(finished, figures), "comparison": comparison}, render)
+    document: dict[str, Any] = {"runs": entries}
+    document |= over_seeds.document | {"figures": drawn} if over_seeds else {"comparison": drawn}
+    return CommandOutput(document, render)
 
 
-def print_places(finished: list[FinishedRun], figures: list[list[Path]]) -> None:
-    """Print the folder of each run, its copy, figures and warnings."""
-    for run, plots in zip(finished, figures, strict=True):
-        click.echo(f"run: {run.folder.path}")
-        if uri := uri_of(run.experiment.checkpoints.storage, run.folder.name):
-            click.echo(f"  copy: {uri}")
-        for figure in plots:
-            click.echo(f"  figure: {figure}")
-        if run.ended:
-            click.echo(f"  ended after round {run.records[-1]['round']}: {run.ended}")
-        if run.warning:
-            click.echo(f"  warning: {run.warning}", err=True)
+def outcome(experiment: Experiment, finished: Any) -> dict[str, Any]:
+    """Entry of a run or a search in the JSON document."""
+    return {
+        "name": experiment.name,
+        "folder": finished.folder.path,
+        "copy": uri_of(experiment.checkpoints.storage, finished.folder.name),
+        "summary": finished.summary,
+        "figures": sorted(finished.folder.figures.glob("*.png")),
+        "warning": finished.warning,
+    }
 
 
-def run_entries(finished: list[FinishedRun], figures: list[list[Path]]) -> list[dict[str, Any]]:
-    """Entry of each run in the JSON document."""
-    return [
-        {
-            "name": run.experiment.name,
-            "folder": run.folder.path,
-            "copy": uri_of(run.experiment.checkpoints.storage, run.folder.name),
-            "summary": run.summary,
-            "figures": plots,
-            "warning": run.warning,
-        }
-        for run, plots in zip(finished, figures, strict=True)
-    ]
+def print_outcome(place: str, entry: dict[str, Any], note: str = "") -> None:
+    """Print the place of a run or a search, then its copy, figures, note and warning. entry: result of `outcome`."""
+    click.echo(place)
+    if entry["copy"]:
+        click.echo(f"  copy: {entry['copy']}")
+    for figure in entry["figures"]:
+        click.echo(f"  figure: {figure}")
+    if note:
+        click.echo(f"  {note}")
+    if entry["warning"]:
+        click.echo(f"  warning: {entry['warning']}", err=True)
 
 
 def export(name: str, file: Path, round: Round) -> CommandOutput:

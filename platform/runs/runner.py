@@ -1,12 +1,12 @@
 """Runs and resumes experiments, and records their results."""
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,28 +22,21 @@ from hedgerow.platform.actors.actor_room import (
     say_unused_gpus,
 )
 from hedgerow.platform.actors.forked import Forked, is_prepared
-from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, ProcessesLost, UserError
-from hedgerow.platform.common.memory import is_exhausted
-from hedgerow.platform.common.quiet import quiet_libraries
-from hedgerow.platform.common.servers import require_named
-from hedgerow.platform.common.signals import TERMINATIONS, Termination, handling, signal_of
+from hedgerow.platform.common.errors import ProcessesLost, UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
-from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.data.partition_summary import partition_record
-from hedgerow.platform.loggers.logger import LoggedRun, Loggers
+from hedgerow.platform.loggers.logger import LoggedRun
 from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
-from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
 from hedgerow.platform.runs.run_in_mlflow import logger_of_run
-from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
+from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
+from hedgerow.platform.runs.same_settings import decisive_settings
 from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import Data, check
-from hedgerow.platform.storage.checkpoint import checkpoint_warnings, checkpoints, read_latest, read_progress
+from hedgerow.platform.storage.checkpoint import checkpoints, read_latest, read_progress
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.storage.mirror import Mirror
-from hedgerow.platform.storage.run_lock import Claim, RunLock
-from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, unfinished_run
+from hedgerow.platform.storage.run_lock import Claim
+from hedgerow.platform.tracking.run_folder import SeedSeries
 from hedgerow.platform.tracking.summary import (
     divergence_warnings,
     fedex_warnings,
@@ -54,7 +47,6 @@ from hedgerow.platform.tracking.summary import (
 )
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.plots import confusion_table, draw_confusion, draw_curves, draw_histograms, draw_staleness
-from hedgerow.platform.ui.plotting import optional_figures
 
 if TYPE_CHECKING:
     from hedgerow.platform.actors.ray_coordinator import RayCoordinator
@@ -62,10 +54,6 @@ if TYPE_CHECKING:
 
 ADVANCE_SECONDS = 0.2
 """Seconds of rounds between two reports to the driver."""
-
-MLFLOW = "mlflow"
-"""Name of MLflow among the loggers of a run."""
-
 
 Show = Callable[[RoundRecord], None]
 """Callback for the records of a run as they arrive, such as a progress bar."""
@@ -89,13 +77,9 @@ def run(
     name: of its folder; None: a new one. Raises UserError before any work if something is invalid.
     """
     data = data or check(experiment, data_root)
-    build_loggers(experiment.tracking.also)
-    with new_run(experiment, data_root, series=series, name=name) as (folder, lock):
-        record = {"settings": decisive_settings(experiment), "data": data_record(experiment, data, own)}
-        folder.update(**record, **loop_note(experiment, data[0]))
-        if account := experiment.privacy_account(len(data[1])):
-            folder.update(privacy=asdict(account))
-        return _execute(experiment, folder, lock, data, show, address)
+    account = experiment.privacy_account(len(data[1]))
+    note = {"privacy": asdict(account)} if account else {}
+    return start(_work(experiment, show, address), data, data_root, own, note, series, name)
 
 
 def resume(
@@ -105,100 +89,76 @@ def resume(
     data: Data | None = None,
     changed: bool = False,
 ) -> FinishedRun:
-    """Continue a run from its last checkpoint, or from the start if it has none.
-
-    name: its folder, or the URI of its copy. data: data set and partition, if the run was given its own. changed:
-    accept and record settings that differ from those that the run started with. Raises UserError if data or settings
-    differ otherwise.
-    """
-    with unfinished_run(name) as (folder, lock):
-        experiment = load_experiment(folder.experiment)
-        if experiment.tracking.enabled:
-            require_named(experiment.tracking.uri, str(folder))
-        same_settings(folder, decisive_settings(experiment), changed)
-        return _execute(experiment, folder, lock, same_data(folder, experiment, data), show, address)
+    """Continue a run; see `run_session.resume_work`."""
+    return resume_work(name, lambda file: _work(load_experiment(file), show, address), data, changed)
 
 
-def _execute(
-    experiment: Experiment, folder: RunFolder, lock: RunLock, data: Data, show: Show | None, address: str | None
-) -> FinishedRun:
-    with Mirror(folder.path, experiment.checkpoints.storage) as mirror:
-        finished = _carry_out(experiment, folder, lock, data, show, address)
-    return mirror.with_warning(finished)
+def _work(experiment: Experiment, show: Show | None, address: str | None) -> Work[FinishedRun]:
+    return Work(
+        experiment,
+        decisive_settings(experiment),
+        partial(_carry_out, experiment, show, address),
+        lambda session: logger_of_run(session.folder, session.data, show, session.warnings),
+        experiment.tracking.also,
+    )
 
 
-def _carry_out(
-    experiment: Experiment, folder: RunFolder, lock: RunLock, data: Data, show: Show | None, address: str | None
-) -> FinishedRun:
-    dataset, partition = data
-    start = time.perf_counter()
-    folder.keep_partition(partition_record(partition, dataset))
-    warnings = changed_settings_warnings(folder)
-    warnings += checkpoint_warnings(folder.checkpoints.absolute())
+def _carry_out(experiment: Experiment, show: Show | None, address: str | None, session: Session) -> FinishedRun:
+    """Run all rounds, and record their results."""
+    begun, folder, (dataset, partition) = time.perf_counter(), session.folder, session.data
     latest = read_latest(folder.checkpoints)
     history: Sequence[RoundRecord] = latest[1]["history"] if latest else []
-    before = history[-1]["seconds"] if history else 0.0
-    loggers = Loggers(build_loggers(experiment.tracking.also), warnings.append)
-    if experiment.tracking.enabled:
-        # The last one to end: it may wait for a server.
-        loggers.loggers.append((MLFLOW, logger_of_run(folder, data, show, warnings)))
-    folder.update(status="running")
-    with recorded(folder, lock, loggers) as termination:
-        settings = experiment.model_dump(mode="json")
-        loggers.call("start", LoggedRun(folder.name, folder.path.absolute(), settings, list(history)))
-        for record in history:
-            if show:
-                show(record)
-        with open_coordinator(
-            experiment.with_solved_noise(len(partition)),
-            *(dataset, partition, folder.checkpoints, address, folder.record().get("parts")),
-            notify=notifier(folder, warnings),
-            claim=lock.claim,
-        ) as coordinator:
-            folder.update(parts=coordinator.parts)
-            done, termination.saves = False, True
-            while not done:
-                news, done = coordinator.advance(ADVANCE_SECONDS)
-                lock.claim.check()
-                for record in news:
-                    if show:
-                        show(record)
-                    loggers.call("log", record)
-                if termination.came and not done:
-                    coordinator.save()
-                    termination.check()
-            folder.update(plans=coordinator.plans())
-            parameters, ended = coordinator.parameters(), coordinator.ended()
-            warnings[:] = dict.fromkeys([*warnings, *coordinator.warnings()])
-        records = RunLog(folder.metrics).read()
-        evaluation = experiment.evaluation
-        summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
-        progress = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
-        warnings += left_out_warnings(progress["quarantined"]) + unscored_warnings(records)
-        classes = dataset.classes if experiment.task.loss.name == "cross_entropy" else 1
-        divergence = divergence_warnings(records, classes)
-        warnings += divergence + fedex_warnings(experiment.fedex, records)
-        warnings += [TEST_SELECTED] * experiment.selects_on_test
-        # Time of the rounds before an interruption, plus the whole session that finished the run.
-        results = {"summary": summary, "wall_seconds": before + time.perf_counter() - start, "diverged": divergence}
-        if ended:
-            results["ended"] = ended
-        # Before anything is drawn or sent: neither can lose the results.
-        folder.update(status="finished", finished=now(), **results, **progress)
-        if confusion := progress.get("confusion_matrix"):
-            confusion_table(confusion, dataset.class_names).csv(folder.path / "confusion_matrix.csv")
-        # No more rounds are saved, so a signal interrupts at once.
-        termination.saves = False
-        termination.check()
-        with optional_figures(warnings.append):
-            draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
-            draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
-            draw_staleness({experiment.name: records}, folder.figures)
-            if confusion:
-                draw_confusion(confusion, dataset.class_names, folder.figures)
-        loggers.end("finished", summary)
-    own = data if GIVEN.fullmatch(experiment.task.data.name) or (folder.record().get("data") or {}).get("own") else None
-    return FinishedRun(folder, experiment, records, summary, parameters, "; ".join(warnings) or None, own)
+    settings = experiment.model_dump(mode="json")
+    session.loggers.call("start", LoggedRun(folder.name, folder.path.absolute(), settings, list(history)))
+    for record in history:
+        if show:
+            show(record)
+    with open_coordinator(
+        experiment.with_solved_noise(len(partition)),
+        *(dataset, partition, folder.checkpoints, address, folder.record().get("parts")),
+        notify=session.notify,
+        claim=session.lock.claim,
+    ) as coordinator:
+        folder.update(parts=coordinator.parts)
+        done, session.termination.saves = False, True
+        while not done:
+            news, done = coordinator.advance(ADVANCE_SECONDS)
+            session.lock.claim.check()
+            for record in news:
+                if show:
+                    show(record)
+                session.loggers.call("log", record)
+            if session.termination.came and not done:
+                coordinator.save()
+                session.termination.check()
+        folder.update(plans=coordinator.plans())
+        parameters, ended = coordinator.parameters(), coordinator.ended()
+        session.warnings[:] = dict.fromkeys([*session.warnings, *coordinator.warnings()])
+    records, evaluation = RunLog(folder.metrics).read(), experiment.evaluation
+    summary = summarise(records, evaluation.targets, evaluation.target_metric, experiment.task.modes)
+    progress = kept(read_progress(checkpoints(folder.checkpoints)[-1]))
+    divergence = divergence_warnings(records, dataset.classes if experiment.task.loss.name == "cross_entropy" else 1)
+    session.warnings += left_out_warnings(progress["quarantined"]) + unscored_warnings(records) + divergence
+    session.warnings += fedex_warnings(experiment.fedex, records)
+    session.warnings += [TEST_SELECTED] * experiment.selects_on_test
+    confusion = progress.get("confusion_matrix")
+    # Time of the rounds before an interruption, plus the whole session that finished the run.
+    wall = (history[-1]["seconds"] if history else 0.0) + time.perf_counter() - begun
+
+    def draw() -> None:
+        if confusion:
+            draw_confusion(confusion, dataset.class_names, folder.figures)
+        draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
+        draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
+        draw_staleness({experiment.name: records}, folder.figures)
+
+    results = {"wall_seconds": wall, "diverged": divergence, **({"ended": ended} if ended else {})}
+    if confusion:
+        confusion_table(confusion, dataset.class_names).csv(folder.path / "confusion_matrix.csv")
+    session.finish(summary, draw, **results, **progress)
+    is_own = GIVEN.fullmatch(experiment.task.data.name) or (folder.record().get("data") or {}).get("own")
+    own = session.data if is_own else None
+    return FinishedRun(folder, experiment, records, summary, parameters, data=own)
 
 
 @contextmanager
@@ -271,70 +231,3 @@ def executor_of(experiment: Experiment, address: str | None) -> Literal["inline"
     ray = sys.modules.get("ray")
     on_cluster = (address or os.environ.get("RAY_ADDRESS")) not in (None, "local") or (ray and ray.is_initialized())
     return "ray" if on_cluster or resources.gpus_per_actor or not is_prepared() else "processes"
-
-
-def notifier(folder: RunFolder, warnings: list[str]) -> Callable[[str], None]:
-    """Returns a function that reports non-fatal problems: on the terminal, in the run's record, and in `warnings`."""
-
-    def notify(sentence: str) -> None:
-        warnings.append(sentence)
-        folder.update(notices=[*folder.record().get("notices", []), sentence])
-        print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
-
-    return notify
-
-
-@contextmanager
-def recorded(folder: RunFolder, lock: RunLock, loggers: Loggers) -> Iterator[Termination]:
-    """Record the status of a run that ends early, unless another process has taken the run over. Ctrl-C, SIGTERM and
-    SIGHUP interrupt the run.
-    """
-    quiet_libraries()
-    termination = Termination()
-    with handling(termination, signal.SIGINT, *TERMINATIONS):
-        try:
-            yield termination
-        except KeyboardInterrupt as error:
-            termination.is_handled = True
-            raise _interrupted(folder, lock, loggers, signal_of(error)) from None
-        except BaseException as error:
-            if folder.record()["status"] == "finished":
-                _end_others(folder, loggers)
-            else:
-                _note_end(folder, lock, loggers, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed")
-            if is_exhausted(error):
-                raise UserError(
-                    f"{folder}: the run does not fit into memory; lower algorithm.batch_size or the sizes of "
-                    "task.model, and run it again"
-                ) from error
-            raise
-        finally:
-            termination.is_handled = True
-
-
-def _interrupted(folder: RunFolder, lock: RunLock, loggers: Loggers, number: int) -> Interrupted:
-    """Record the interruption by a signal; returns the exception to raise."""
-    if folder.record()["status"] == "finished":
-        _end_others(folder, loggers)
-        advice = f"; `hedgerow push {folder}` records it in MLflow" if MLFLOW in dict(loggers.loggers) else ""
-        return Interrupted(folder, number, f"{folder} is finished{advice}")
-    try:
-        _note_end(folder, lock, loggers, "interrupted")
-    except KeyboardInterrupt as again:
-        number = signal_of(again)
-    return Interrupted(folder, number)
-
-
-def _note_end(folder: RunFolder, lock: RunLock, loggers: Loggers, status: str) -> None:
-    """Record that a run ended before it was finished."""
-    # On a full disk, the original error is reported, not the failure to record the status.
-    with suppress(OSError):
-        if not lock.claim.is_lost:
-            folder.update(status=status)
-    loggers.end(status, {})
-
-
-def _end_others(folder: RunFolder, loggers: Loggers) -> None:
-    """End the loggers of a finished run whose figures were interrupted, but for MLflow: `hedgerow push` does that."""
-    others = [one for one in loggers.loggers if one[0] != MLFLOW]
-    loggers.end("finished", folder.record()["summary"], others)

@@ -2,9 +2,7 @@
 
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
 
 from hedgerow.platform.common.errors import one_line
 from hedgerow.platform.storage.checkpoint import flaw, is_complete, newest_first, order_of
@@ -20,8 +18,6 @@ Stamp = tuple[int, int]
 EARLIER = 0
 
 UNKNOWN = (-1, -1)
-
-Finished = TypeVar("Finished", bound=Any)
 
 
 class Mirror:
@@ -50,15 +46,15 @@ class Mirror:
             self._thread.join()
             self._attempt()
 
-    def with_warning(self, finished: Finished) -> Finished:
-        """Adds a warning to the result of a run if its copy is incomplete."""
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence if the copy is incomplete."""
         if not self.error:
-            return finished
-        sentence = (
+            return []
+        return [
             f"checkpoints.storage: the copy is incomplete ({self.error}); nothing is lost: all files are in "
             f"{self.folder}"
-        )
-        return replace(finished, warning="; ".join(part for part in (finished.warning, sentence) if part))
+        ]
 
     def copy(self) -> None:
         """Make the copy equal to the folder, except for damaged checkpoints.

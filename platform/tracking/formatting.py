@@ -1,6 +1,6 @@
 """Tables of the summaries of runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hedgerow.platform.common.numbers import number, unit_of
@@ -85,3 +85,28 @@ def dropped_warning(dropped: int) -> str:
     """Warning about clients that diverged, with the fix."""
     answers = "1 client answer was" if dropped == 1 else f"{dropped} client answers were"
     return f"warning: {answers} not finite and left out; lower lr or set clip_norm"
+
+
+def flat_settings(overrides: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Sections flattened: "algorithm.lr" for {"algorithm": {"lr": ...}}."""
+    flat: dict[str, Any] = {}
+    for key, value in overrides.items():
+        flat |= flat_settings(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return flat
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Shortest unambiguous ending of each dotted key: "lr" for "algorithm.lr", unless there is also "model.lr"."""
+    keys = list(dict.fromkeys(keys))
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        endings = (".".join(parts[-length:]) for length in range(1, len(parts)))
+        names[key] = next((e for e in endings if sum(f".{other}".endswith(f".{e}") for other in keys) == 1), key)
+    return names
+
+
+def short_label(overrides: dict[str, Any], names: dict[str, str] | None = None) -> str:
+    """Label such as "lr=0.1 mu=1". names: name of each key; by default, its shortest unambiguous ending."""
+    names = names or short_names(overrides)
+    return " ".join(f"{names[key]}={number(value)}" for key, value in overrides.items()) or "defaults"

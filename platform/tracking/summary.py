@@ -210,6 +210,11 @@ def meta_regret(records: list[RoundRecord], competitor: list[RoundRecord]) -> fl
     return float(sum(record["test_loss"] - competitor[-1]["ltm_loss"] for record in records))
 
 
+def final_value(records: list[RoundRecord], metric: str) -> float | None:
+    """Value of the metric in the last round that has it; None if no round has it."""
+    return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
+
+
 def first_to(records: list[RoundRecord], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
     """Rounds, transmissions and simulated seconds until a metric first reaches its target; None if it never does.
 

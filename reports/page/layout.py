@@ -2,25 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hedgerow.platform.common.numbers import MeanStd, number, unit_of
 from hedgerow.platform.common.table import Column, Table
+from hedgerow.platform.runs.comparison import EXPLAINED, compare, default_metric, is_lower_better
+from hedgerow.platform.runs.seed_groups import SeedGroup, differing_settings, group_by_seed
 from hedgerow.platform.tracking.formatting import dropped_warning, scores_text, summary_columns, summary_row
+from hedgerow.platform.tracking.summary import final_value
 from hedgerow.platform.ui.charts import Chart
 from hedgerow.platform.ui.plots import histogram_charts
-from hedgerow.reports.analysis.comparison import EXPLAINED, compare, default_metric, is_lower_better
-from hedgerow.reports.analysis.run_reader import ReportData, Search
-from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings, group_by_seed
 from hedgerow.reports.sections.costs import ledger, timing
 from hedgerow.reports.sections.curves import SHOWN, coloured, coloured_learners, curves
 from hedgerow.reports.sections.environment import environment, partitions
 from hedgerow.reports.sections.fairness import fairness
 from hedgerow.reports.sections.fedex_distributions import distribution_figures
 from hedgerow.reports.sections.hedge_weights import hedge_figures, hedge_sentences, search_tables
+from hedgerow.reports.sections.report_data import ReportData
 from hedgerow.reports.sections.targets import targets
-from hedgerow.searchspaces.results.trials import WINNER, final_value, ranked
+from hedgerow.searchspaces.results.trials import WINNER, ranked
 from hedgerow.searchspaces.results.trials import Trial as Configuration
+
+if TYPE_CHECKING:
+    from hedgerow.searchspaces.results.finished_search import FinishedSearch
 
 HEDGE = "Hedge, expected"
 """Label of Hedge's own results, which are expected values under its weights."""
@@ -102,7 +106,7 @@ def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
 
 def marked(groups: list[SeedGroup], data: ReportData) -> list[SeedGroup]:
     """The experiments, with a mark on the labels of those that a search has chosen among several."""
-    winners = {search.folder.path / "experts" / search.finished.winner_name for search in data.searches}
+    winners = {search.folder.path / "experts" / search.winner_name for search in data.searches}
     return [
         replace(group, label=group.label + WINNER) if any(run.folder.path in winners for run in group.runs) else group
         for group in groups
@@ -114,7 +118,7 @@ def best_groups(groups: list[SeedGroup], data: ReportData) -> list[SeedGroup]:
 
     Trials of searches by the same metric are ordered by it, as test scores select nothing.
     """
-    metrics = {search.finished.spec.search.metric for search in data.searches}
+    metrics = {search.spec.search.metric for search in data.searches}
     are_trials = all(group.first.search for group in groups) and len(metrics) == 1
     metric = metrics.pop() if are_trials else default_metric(groups)
     by = {id(group.first.records): group for group in groups}
@@ -170,18 +174,17 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
     if size := sum(run.summary["bytes"] for run in runs):
         figures.append(("sent", number(size, "B"), "down and up, in total"))
     figures.append(("time", number(sum(run.summary["seconds"] for run in runs), "s"), "of all rounds, in total"))
-    if data.searches and (hedge := data.searches[0].finished.hedge):
+    if data.searches and (hedge := data.searches[0].hedge):
         figures.append(("regret", number(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
     return figures
 
 
-def _selected(search: Search) -> tuple[str, str, str]:
+def _selected(search: "FinishedSearch") -> tuple[str, str, str]:
     """Tile of a search: the configuration that it has selected, with its validation and test scores."""
-    finished = search.finished
-    text = scores_text(finished.winner_scores)
-    if finished.spec.search.is_one_run:
-        return "final model", finished.spec.experiment.algorithm.name, text
-    return "selected configuration", finished.winner_label or "none", text or finished.obstacle
+    text = scores_text(search.winner_scores)
+    if search.spec.search.is_one_run:
+        return "final model", search.spec.experiment.algorithm.name, text
+    return "selected configuration", search.winner_label or "none", text or search.obstacle
 
 
 COSTS = ("memory_vectors", "memory_tasks", "transmissions", "bytes", "rounds", "seconds", "simulated_seconds")
@@ -267,14 +270,13 @@ def _comparison(groups: list[SeedGroup]) -> PageSection:
     return section
 
 
-def _search(index: int, search: Any, learners: list[SeedGroup], places: dict[str, int]) -> PageSection:
+def _search(index: int, search: "FinishedSearch", learners: list[SeedGroup], places: dict[str, int]) -> PageSection:
     """Section of a search. Its trials also appear in the other sections."""
     parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
-    finished = search.finished
-    lines = [*finished.deployed_sentences, *finished.selection_lines] if finished.trials else []
+    lines = [*search.deployed_sentences, *search.selection_lines] if search.trials else []
     texts = [*hedge_sentences(search), *lines]
-    title = f"Search {search.folder.name} ({finished.spec.search.kind})"
-    alerts = [finished.test_selection_warning] if finished.test_selection_warning else []
+    title = f"Search {search.folder.name} ({search.spec.search.kind})"
+    alerts = [search.test_selection_warning] if search.test_selection_warning else []
     return PageSection(f"search-{index}", title, texts, parts, alerts)
 
 

@@ -9,12 +9,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hedgerow.platform.common.errors import unwritable
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.run_folder import now
 from hedgerow.platform.ui.plotting import COLOURS, DARK_COLOURS
-from hedgerow.reports.analysis.run_reader import ReportData
-from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import sections, tiles
 from hedgerow.reports.page.svg import svg
+from hedgerow.reports.sections.report_data import ReportData
 
 FOLDER = Path(__file__).parent / "template"
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.common.table import Column, Table
+from hedgerow.platform.runs.recorded_run import Run
+from hedgerow.platform.runs.seed_groups import SeedGroup
 from hedgerow.platform.ui.charts import bars, lines
 from hedgerow.platform.ui.series import Series, mean_series
-from hedgerow.reports.analysis.run_reader import Run
-from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.sections.curves import coloured
 
 COUNTS = [

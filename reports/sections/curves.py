@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from hedgerow.platform.config.model_selection import uses_test_samples
+from hedgerow.platform.runs.seed_groups import SeedGroup
 from hedgerow.platform.tracking.summary import main_metric, measured, reported
 from hedgerow.platform.ui.charts import Chart
 from hedgerow.platform.ui.plots import metric_chart, staleness_chart
 from hedgerow.platform.ui.plotting import BLACK, COLOURS, colour_places
 from hedgerow.platform.ui.series import METRIC_LABELS, STREAM_CURVES, axes_of, drawn_metric
-from hedgerow.reports.analysis.seed_groups import SeedGroup
 
 SHOWN = 7
 """Maximum number of experiments with a line of their own."""

@@ -1,14 +1,18 @@
 """Origin of the numbers: the partition of the samples, versions, commits and commands."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hedgerow.platform.common.numbers import number
+from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.ui.charts import heat, histogram
 from hedgerow.platform.ui.series import integer_bins
-from hedgerow.reports.analysis.run_reader import ReportData, Run, Search
+from hedgerow.reports.sections.report_data import ReportData
+
+if TYPE_CHECKING:
+    from hedgerow.searchspaces.results.finished_search import FinishedSearch
 
 SHOWN = 3
 """Maximum number of partitions that are drawn."""
@@ -44,9 +48,9 @@ def partitions(data: ReportData) -> tuple[list[str], list[Any]]:
     return texts, parts
 
 
-def _task(one: Run | Search) -> Any:
+def _task(one: "Run | FinishedSearch") -> Any:
     """Settings that determine the partition, except the seed."""
-    task = one.values["task"] if isinstance(one, Run) else one.finished.spec.values["task"]
+    task = one.values["task"] if isinstance(one, Run) else one.spec.values["task"]
     record = one.record.get("data") or {"drawn": True}
     data, partition = record.get("dataset", task["data"]), None if record["drawn"] else record["partition"]
     return data, task["partition"], task.get("public"), partition

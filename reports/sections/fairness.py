@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.common.table import Column, Table
+from hedgerow.platform.runs.seed_groups import SeedGroup
 from hedgerow.platform.ui.charts import Chart, histogram, lines
 from hedgerow.platform.ui.series import Series
-from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.reports.sections.curves import coloured
 
 EDGES = np.linspace(0, 1, 21)

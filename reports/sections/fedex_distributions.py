@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from hedgerow.algorithms.slots.fedex import FedEx
+from hedgerow.platform.runs.seed_groups import SeedGroup
 from hedgerow.platform.ui.charts import Chart
-from hedgerow.reports.analysis.seed_groups import SeedGroup
 from hedgerow.searchspaces.results.fedex_theta import distributions
 from hedgerow.searchspaces.results.search_plots import theta_chart
 

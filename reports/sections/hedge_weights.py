@@ -1,41 +1,42 @@
 """Results of a search: Hedge's weights, losses and regret, and every trial."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hedgerow.platform.common.table import Table
+from hedgerow.platform.runs.seed_groups import SeedGroup, experiment_key
 from hedgerow.platform.ui.charts import Chart
-from hedgerow.reports.analysis.run_reader import Search
-from hedgerow.reports.analysis.seed_groups import SeedGroup, experiment_key
 from hedgerow.reports.sections.curves import SHOWN
 from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
 from hedgerow.searchspaces.results.search_plots import hedge_charts
 from hedgerow.searchspaces.results.search_table import hedge_sentences as summary_text
 from hedgerow.searchspaces.results.trials import trial_table
 
+if TYPE_CHECKING:
+    from hedgerow.searchspaces.results.finished_search import FinishedSearch
 
-def hedge_figures(search: Search, learners: Sequence[SeedGroup], places: dict[str, int]) -> list[Chart]:
+
+def hedge_figures(search: "FinishedSearch", learners: Sequence[SeedGroup], places: dict[str, int]) -> list[Chart]:
     """Charts of the weights, the losses, and the regret with its bound; empty for other searches.
 
     learners: results of the page's Hedge searches. places: colours of experiments by key; experts without a colour are
     added.
     """
-    hedge = search.finished.hedge
-    if not hedge:
+    if not search.hedge:
         return []
     own_key = experiment_key(search.as_learner())
     name = next(learner.label for learner in learners if learner.key == own_key)
-    curves, keys, labels = HedgeCurves.read(hedge, SHOWN), _keys(search), search.finished.labels
+    curves, keys, labels = HedgeCurves.read(search.hedge, SHOWN), _keys(search), search.labels
     colours = dict(zip(curves.named, _colours([keys[i] for i in curves.named], places), strict=True))
-    finished = search.finished
     learner = name, places[own_key]
-    charts = hedge_charts(curves, labels, colours, finished.deployed_curves, finished.spec.search.metric, learner)
+    charts = hedge_charts(curves, labels, colours, search.deployed_curves, search.spec.search.metric, learner)
     return list(charts.values())
 
 
-def _keys(search: Search) -> list[str]:
+def _keys(search: "FinishedSearch") -> list[str]:
     """Key of each expert; an expert that died before its first round gets its own key."""
-    keys_by_name = {run.folder.name: experiment_key(run) for run in search.trials}
-    return [keys_by_name.get(trial.name, f"{search.folder.path}/{trial.name}") for trial in search.finished.trials]
+    keys_by_name = {run.folder.name: experiment_key(run) for run in search.runs}
+    return [keys_by_name.get(trial.name, f"{search.folder.path}/{trial.name}") for trial in search.trials]
 
 
 def _colours(keys: Sequence[str], places: dict[str, int]) -> list[int]:
@@ -52,15 +53,12 @@ def _colours(keys: Sequence[str], places: dict[str, int]) -> list[int]:
     return sorted(experts_by_colour, key=lambda index: experts_by_colour[index])
 
 
-def search_tables(search: Search) -> list[Table]:
+def search_tables(search: "FinishedSearch") -> list[Table]:
     """Tables of every trial, best first, and of the best trial by each metric."""
-    finished, winner = search.finished, search.finished.winner_name
-    tables = [(finished.rows, "Trials, best first"), (finished.best_rows, "Best by metric")]
-    return [trial_table(rows, title, winner=winner) for rows, title in tables if rows]
+    tables = [(search.rows, "Trials, best first"), (search.best_rows, "Best by metric")]
+    return [trial_table(rows, title, winner=search.winner_name) for rows, title in tables if rows]
 
 
-def hedge_sentences(search: Search) -> list[str]:
+def hedge_sentences(search: "FinishedSearch") -> list[str]:
     """Hedge's results in words."""
-    if not search.finished.hedge:
-        return []
-    return summary_text(search.finished.summary).splitlines()
+    return summary_text(search.summary).splitlines() if search.hedge else []

@@ -5,8 +5,8 @@ from typing import Any
 
 from hedgerow.platform.common.numbers import MeanStd, cost_text, number
 from hedgerow.platform.common.table import Table
+from hedgerow.platform.runs.seed_groups import SeedGroup
 from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
-from hedgerow.reports.analysis.seed_groups import SeedGroup
 
 
 def targets(groups: Sequence[SeedGroup]) -> list[Table]:

@@ -18,11 +18,12 @@ from hedgerow.platform.config.loader import apply_override
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import scores_text
+from hedgerow.platform.tracking.summary import final_value
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.searchspaces.extra.replay_controller import Curve, OnlineScore, ReplayController
 from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.results.recording import COSTS, Recording
-from hedgerow.searchspaces.results.trials import Trial, choice, final_value, trial_labels, trial_table
+from hedgerow.searchspaces.results.trials import Trial, choice, trial_labels, trial_table
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, Overrides, SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Space, frozen

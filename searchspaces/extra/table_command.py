@@ -17,8 +17,8 @@ from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, Tab
 from hedgerow.searchspaces.extra.table_result import RowResult, read_result
 from hedgerow.searchspaces.extra.table_search import RowSearch, row_searches
 from hedgerow.searchspaces.extra.verdicts import verdict_on
-from hedgerow.searchspaces.tune.search_command import search_table
-from hedgerow.searchspaces.tune.search_runner import Data, check_search, finish_started, search
+from hedgerow.searchspaces.tune.search_command import search_or_resume
+from hedgerow.searchspaces.tune.search_runner import Data, check_search
 
 PROTOCOL = (
     "the protocol is that of the source: scores on test samples choose configurations and end runs, so they are no "
@@ -104,10 +104,7 @@ def run_table(
         sources = taken_over(one.search, data, runs)
         taken = {number: str(run.path.relative_to(output)) for number, run in sources.items()}
         note = {"table": {**one.note, "taken_from": taken}}
-        with search_table(one.search) as table:
-            finished = finish_started(one.search, name, table, address)
-            if finished is None:
-                finished = search(one.search, data_root, table, address, data, note, begun=sources, name=name)
+        finished = search_or_resume(one.search, data_root, address, data, name, note, sources)
         runs |= trained(finished.folder)
         results.append(read_result(one.row, finished.folder))
         if finished.warning:

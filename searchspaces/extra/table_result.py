@@ -10,10 +10,10 @@ from hedgerow.platform.common.numbers import cost_text, number, percent
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.summary import first_to, reported, summarise, target_heading, target_label
+from hedgerow.platform.tracking.summary import final_value, first_to, reported, summarise, target_heading, target_label
 from hedgerow.searchspaces.extra.table_file import Cells, TableRow
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
-from hedgerow.searchspaces.results.trials import Trial, final_value, trial_labels
+from hedgerow.searchspaces.results.trials import Trial, trial_labels
 
 MARK = "†"
 """Marks cells of runs in which clients diverged."""

@@ -7,7 +7,8 @@ import numpy as np
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.searchspaces.results.trials import Row, short_label, short_names
+from hedgerow.platform.tracking.formatting import short_label, short_names
+from hedgerow.searchspaces.results.trials import Row
 
 
 @dataclass(frozen=True)

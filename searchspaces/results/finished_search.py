@@ -1,8 +1,9 @@
 """Results of a search: its trials, tables and figures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.algorithms.slots.fedex import FedEx
@@ -12,12 +13,13 @@ from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.runs.finished_run import page, rounds_frame
+from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning, scores_text
 from hedgerow.platform.tracking.records import BLOCKS, BlockRecord, HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.summary import fedex_warnings
+from hedgerow.platform.tracking.summary import fedex_warnings, final_value
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.platform.ui.charts import figure
 from hedgerow.platform.ui.plots import curve_figures
@@ -39,7 +41,7 @@ from hedgerow.searchspaces.results.trials import (
     Trial,
     best_per_metric,
     choice,
-    final_value,
+    expert_folder,
     hedge_summary,
     sweep_rows,
     trial_labels,
@@ -73,15 +75,45 @@ class FinishedSearch:
     warning: str | None = None
     data: Data | None = field(default=None, repr=False, compare=False)
     """Data set and partition, if the search was given its own, for `deployed`."""
+    headings: Sequence[str] = ()
+    """Name of the method of each trial, in a line of a published table."""
 
     @classmethod
-    def read(cls, folder: RunFolder, data: Data | None = None) -> Self:
+    def read(cls, folder: RunFolder, data: Data | None = None, headings: Sequence[str] = ()) -> Self:
         """Reads a search from its folder, without importing classes that its file names.
 
         data: data set and partition, if the search was given its own.
         """
         spec, hedge = read_search(folder.experiment), RunLog(folder.metrics, HedgeRecord).read()
-        return cls(folder, spec, read_trials(folder), hedge, data=data)
+        return cls(folder, spec, read_trials(folder), hedge, data=data, headings=headings)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Contents of its run.json when it is first read."""
+        return self.folder.record()
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Runs of the trials that have a round."""
+        return [
+            Run.read(
+                expert_folder(self.folder.path, int(trial.name)),
+                self.headings[int(trial.name)] if self.headings else "",
+                self.folder,
+            )
+            for trial in self.trials
+            if trial.records
+        ]
+
+    def as_learner(self) -> Run:
+        """Hedge as one run: each round has the experts' results, averaged by the weights before that round."""
+        values = self.spec.resolved
+        records = [{"round": record["round"], **record["expected"]} for record in self.hedge]
+        if self.spec.experiment.task.partition.is_stream:
+            # Hedge's running mean on new tasks, with the weights of each round.
+            sums = accumulate(record["test_accuracy"] for record in records)
+            records = [{**r, "ctm": total / n} for n, (r, total) in enumerate(zip(records, sums, strict=True), 1)]
+        return Run(self.folder, self.record, values, records, "Hedge")
 
     @property
     def deployed(self) -> DeployedModel:

@@ -9,6 +9,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.loggers.metric_groups import hedge_grouped
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.formatting import short_names
 from hedgerow.platform.tracking.mlflow_store import (
     MlflowClient,
     MlflowPlace,
@@ -24,7 +25,7 @@ from hedgerow.searchspaces.hedge.deployment import DeployedState
 from hedgerow.searchspaces.results.deployed_model import DEPLOYED
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.search_table import hedge_sentences
-from hedgerow.searchspaces.results.trials import Trial, expert_folder, searched_keys, short_names, trial_label
+from hedgerow.searchspaces.results.trials import Trial, expert_folder, searched_keys, trial_label
 from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from hedgerow.platform.common.numbers import number, unit_of
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.formatting import short_names
+from hedgerow.platform.tracking.summary import final_value
 from hedgerow.platform.ui.charts import OTHERS, Chart, areas, lines
 from hedgerow.platform.ui.plotting import BLACK, legend_outside, line_style, new_figure
 from hedgerow.platform.ui.series import Points, Series
@@ -17,10 +19,8 @@ from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, HedgeCurves, W
 from hedgerow.searchspaces.results.trials import (
     WINNER,
     Trial,
-    final_value,
     ranked,
     searched_keys,
-    short_names,
     trial_labels,
 )
 

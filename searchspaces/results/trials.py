@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,16 @@ from hedgerow.platform.common.numbers import cost_text, number, unit_of
 from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.formatting import flat_settings, short_label, short_names
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.summary import first_to, is_no_share, measured, target_heading, target_label
+from hedgerow.platform.tracking.summary import (
+    final_value,
+    first_to,
+    is_no_share,
+    measured,
+    target_heading,
+    target_label,
+)
 from hedgerow.searchspaces.spaces.smoothing import score_of, tie_breaker
 
 Row = dict[str, Any]
@@ -58,31 +66,7 @@ class Trial:
     @property
     def settings(self) -> dict[str, Any]:
         """Overrides with sections flattened: "algorithm.lr" for {"algorithm": {"lr": ...}}."""
-        return _apart(self.overrides)
-
-
-def _apart(overrides: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in overrides.items():
-        flat |= _apart(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return flat
-
-
-def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Shortest unambiguous ending of each dotted key: "lr" for "algorithm.lr", unless there is also "model.lr"."""
-    keys = list(dict.fromkeys(keys))
-    names = {}
-    for key in keys:
-        parts = key.split(".")
-        endings = (".".join(parts[-length:]) for length in range(1, len(parts)))
-        names[key] = next((e for e in endings if sum(f".{other}".endswith(f".{e}") for other in keys) == 1), key)
-    return names
-
-
-def short_label(overrides: dict[str, Any], names: dict[str, str] | None = None) -> str:
-    """Label such as "lr=0.1 mu=1". names: name of each key; by default, its shortest unambiguous ending."""
-    names = names or short_names(overrides)
-    return " ".join(f"{names[key]}={number(value)}" for key, value in overrides.items()) or "defaults"
+        return flat_settings(self.overrides)
 
 
 def searched_keys(trials: list[Trial]) -> list[str]:
@@ -105,11 +89,6 @@ def trial_labels(trials: list[Trial]) -> list[str]:
 def trial_label(trial: Trial, names: dict[str, str]) -> str:
     """`short_label` of a trial's searched keys. names: name of each key."""
     return short_label({key: value for key, value in trial.settings.items() if key in names}, names)
-
-
-def final_value(records: list[RoundRecord], metric: str) -> float | None:
-    """Value of the metric in the last round that has it; None if no round has it."""
-    return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
 
 
 def ranked(trials: list[Trial], metric: str, mode: str, smooth: float = 0.0) -> list[Trial]:

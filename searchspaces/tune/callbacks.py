@@ -18,12 +18,13 @@ from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.tracking.formatting import short_label
 from hedgerow.platform.tracking.records import BLOCKS, BlockRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
 from hedgerow.searchspaces.results.trials import Trial as RecordedTrial
-from hedgerow.searchspaces.results.trials import expert_folder, short_label
+from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import COPIES, members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 from hedgerow.searchspaces.tune.trial_loggers import TrialLoggers

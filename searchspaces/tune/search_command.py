@@ -1,14 +1,16 @@
-"""Bodies of the commands `search`, `resume` and `push`."""
+"""Bodies of the commands `search` and `push`, and of `resume` for searches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from hedgerow.platform.runs.run_command import resume_one
+from hedgerow.platform.runs.run_command import outcome, print_outcome
 from hedgerow.platform.runs.run_in_mlflow import push as push_run
-from hedgerow.platform.storage.remote import uri_of
-from hedgerow.platform.tracking.run_folder import find_run, names_in_job
+from hedgerow.platform.runs.run_session import run_or_resume
+from hedgerow.platform.runtime.factory import Data
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
 from hedgerow.platform.ui.notebook import in_notebook
@@ -18,9 +20,8 @@ from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, trial_labels
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
-from hedgerow.searchspaces.tune.search_runner import check_search, finish_started, resume_search
+from hedgerow.searchspaces.tune.search_runner import Begun, check_search, resume_search, search
 from hedgerow.searchspaces.tune.search_runner import push as push_search
-from hedgerow.searchspaces.tune.search_runner import search as run_search
 
 
 def search_all(
@@ -36,31 +37,42 @@ def search_all(
     """
     specs = [load_search(file, overrides) for file in files]
     datasets = [check_search(spec, data_root) for spec in specs]
-    outputs, runs = [], []
     names = [None for _ in specs] if job is None else names_in_job([spec.experiment for spec in specs], job)
-    for spec, data, name in zip(specs, datasets, names, strict=True):
-        with search_table(spec) as table:
-            finished = finish_started(spec, name, table, address)
-            if finished is None:
-                finished = run_search(spec, data_root, table, address, data, name=name)
-        outputs.append(search_output(finished))
-        runs.append((spec.experiment, finished.folder.path))
-        # Rendered now instead of at the end: the next search may take long.
-        outputs[-1].render()
-    return _searches_output(outputs, hints(runs))
+    return _searches_output(
+        search_or_resume(spec, data_root, address, data, name)
+        for spec, data, name in zip(specs, datasets, names, strict=True)
+    )
 
 
-def resume_run_or_search(name: str, address: str | None, changed: bool) -> CommandOutput:
-    """Resume a run or a search, with the output of `run` or `search`."""
-    folder = find_run(name)
-    if not folder.is_search:
-        return resume_one(str(folder.path), address, changed)
+def search_or_resume(
+    spec: SearchSpec,
+    data_root: Path | None,
+    address: str | None,
+    data: Data,
+    name: str | None,
+    note: dict[str, Any] | None = None,
+    begun: Begun | None = None,
+) -> FinishedSearch:
+    """Run a search with its table; one of this name is read if it is finished, and resumed if it was started.
+
+    For the arguments see `search_runner.search`.
+    """
+    return run_or_resume(
+        spec.experiment,
+        name,
+        lambda: search_table(spec),
+        FinishedSearch.read,
+        lambda folder, table: resume_search(folder, table, address),
+        lambda table: search(spec, data_root, table, address, data, note, begun=begun, name=name),
+    )
+
+
+def resume_one_search(folder: RunFolder, address: str | None, changed: bool) -> CommandOutput:
+    """Resume a search, with the output of `search`."""
     spec = load_search(folder.experiment)
     with search_table(spec) as table:
         finished = resume_search(str(folder.path), table, address, changed=changed)
-    output = search_output(finished)
-    output.render()
-    return _searches_output([output], hints([(spec.experiment, finished.folder.path)]))
+    return _searches_output([finished])
 
 
 class PlainNotes:
@@ -85,28 +97,36 @@ def push_run_or_search(name: str) -> CommandOutput:
 
 def search_table(spec: SearchSpec) -> SearchTable:
     """Live table of a search."""
-    search = spec.search
+    section = spec.search
     labels = trial_labels([Trial("", overrides, []) for overrides in spec.configurations])
-    if search.is_one_run:
+    if section.is_one_run:
         labels = [f"one run of {spec.experiment.algorithm.name}"]
-    if search.proposes:
-        labels = ["to be proposed"] * (search.samples or 1)
+    if section.proposes:
+        labels = ["to be proposed"] * (section.samples or 1)
     kind = NotebookTable if in_notebook() else SearchTable
-    policy = getattr(search, "deploy", "leader")
+    policy = getattr(section, "deploy", "leader")
     name, rounds = spec.experiment.name, spec.experiment.rounds
-    return kind(name, rounds, labels, metric=search.metric, mode=search.mode, policy=policy, smooth=search.smooth)
+    return kind(name, rounds, labels, metric=section.metric, mode=section.mode, policy=policy, smooth=section.smooth)
 
 
-def _searches_output(outputs: list[CommandOutput], lines: list[str]) -> CommandOutput:
-    """Output of several searches whose results are already printed; prints only `lines`."""
-    document = {"searches": [output.document for output in outputs]}
-    return CommandOutput(document, lambda: click.echo("\n".join(lines)) if lines else None)
+def _searches_output(searches: Iterable[FinishedSearch]) -> CommandOutput:
+    """Output of searches. Each is printed as soon as it is finished: the next one may take long."""
+    documents, runs = [], []
+    for finished in searches:
+        output = search_output(finished)
+        output.render()
+        documents.append(output.document)
+        runs.append((finished.spec.experiment, finished.folder.path))
+    lines = hints(runs)
+    return CommandOutput({"searches": documents}, lambda: click.echo("\n".join(lines)) if lines else None)
 
 
 def search_output(finished: FinishedSearch) -> CommandOutput:
     """Output of a search: its results, figures and folder."""
-    figures, path = sorted(finished.folder.figures.glob("*.png")), finished.folder.path
-    copy = uri_of(finished.spec.experiment.checkpoints.storage, finished.folder.name)
+    path, entry = finished.folder.path, outcome(finished.spec.experiment, finished)
+    place = f"search: {path} (results.csv, results.md, experts/)"
+    if (path / RECORDING).exists():
+        place += f"\n  recording: {path / RECORDING} (hedgerow replay)"
 
     def render() -> None:
         summary = finished.summary if finished.hedge else None
@@ -117,24 +137,6 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
             click.secho(finished.test_selection_warning, fg="red")
         for line in [*finished.deployed_sentences, *finished.budget_sentences, *finished.selection_lines]:
             click.echo(line)
-        click.echo(f"search: {path} (results.csv, results.md, experts/)")
-        if (path / RECORDING).exists():
-            click.echo(f"  recording: {path / RECORDING} (hedgerow replay)")
-        if copy:
-            click.echo(f"  copy: {copy}")
-        for figure in figures:
-            click.echo(f"  figure: {figure}")
-        if finished.warning:
-            click.echo(f"  warning: {finished.warning}", err=True)
+        print_outcome(place, entry)
 
-    document = {
-        "name": finished.spec.experiment.name,
-        "folder": path,
-        "copy": copy,
-        "summary": finished.summary,
-        "trials": finished.rows,
-        "best": finished.best_rows,
-        "figures": figures,
-        "warning": finished.warning,
-    }
-    return CommandOutput(document, render)
+    return CommandOutput(entry | {"trials": finished.rows, "best": finished.best_rows}, render)

@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.tune import PlacementGroupFactory
 from ray.tune.error import TuneError
 from ray.tune.experiment import Trial
 
@@ -26,33 +28,20 @@ from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.logger_section import build_loggers
 from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.data.partition_summary import partition_record
-from hedgerow.platform.loggers.logger import Loggers
 from hedgerow.platform.privacy.accounting import composed
 from hedgerow.platform.runs.finished_run import saved_parameters
-from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
+from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model, save_module
-from hedgerow.platform.runs.runner import MLFLOW, notifier, recorded
-from hedgerow.platform.runs.same_settings import changed_settings_warnings, decisive_settings, same_settings
+from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
+from hedgerow.platform.runs.same_settings import decisive_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
-from hedgerow.platform.storage.checkpoint import checkpoint_of, checkpoint_warnings, latest_checkpoint
-from hedgerow.platform.storage.mirror import Mirror
-from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.storage.checkpoint import checkpoint_of, latest_checkpoint
 from hedgerow.platform.tracking.records import HedgeRecord
-from hedgerow.platform.tracking.run_folder import (
-    RunFolder,
-    find_run,
-    new_run,
-    now,
-    started_run,
-    unfinished_run,
-)
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
-from hedgerow.platform.ui.plotting import optional_figures
 from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
 from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
@@ -63,7 +52,7 @@ from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.budget_section import FirstRounds
 from hedgerow.searchspaces.spaces.packing import client_actors, members, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
-from hedgerow.searchspaces.spaces.search_section import SearchSetup
+from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
 from hedgerow.searchspaces.tune.callbacks import SearchCallback, ShowSearch
 from hedgerow.searchspaces.tune.report_journal import JOURNAL, ReportJournal
@@ -100,6 +89,9 @@ a class that is not its own, Tune's default is 1.
 TUNE_LOG = "ray.tune.execution.tune_controller"
 """Name of the logger to which Ray Tune reports failed trials."""
 
+Begun = Mapping[int, RunFolder]
+"""Runs of the same training, by the number of the trial that continues from a copy."""
+
 TOGETHER = 1.0
 """Seconds of lock-step rounds that a trial reports together: a report costs milliseconds, and may be this old."""
 
@@ -119,7 +111,7 @@ def search(
     data: Data | None = None,
     note: dict[str, Any] | None = None,
     own: bool = False,
-    begun: Mapping[int, RunFolder] | None = None,
+    begun: Begun | None = None,
     name: str | None = None,
 ) -> FinishedSearch:
     """Run a new search.
@@ -127,20 +119,12 @@ def search(
     data_root: folder of the data sets. show: observer of the search. address: address of a Ray cluster; None: the one
     that this process is connected to, or a new one on this machine. data: return value of `check_search`, if it was
     called. note: further entries of run.json. own: whether the data are the caller's arrays instead of the data set
-    that the file names. begun: runs of the same training, by the number of the trial that continues from a copy.
-    name: of its folder; None: a new one. Raises UserError before any work when a setting is invalid.
+    that the file names. name: of its folder; None: a new one. Raises UserError before any work when a setting is
+    invalid.
     """
     data = data or check_search(spec, data_root)
-    build_loggers(spec.experiment.tracking.also)
-    with new_run(spec.experiment, data_root, spec.dump(), name=name) as (folder, lock):
-        record = {"settings": _settings(spec), "data": data_record(spec.experiment, data, own)}
-        folder.update(kind="search", **record, **loop_note(spec.experiment, data[0]), **(note or {}))
-        for number, run in (begun or {}).items():
-            # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
-            copy = expert_folder(folder.path, number)
-            shutil.copytree(run.checkpoints, copy.checkpoints)
-            shutil.copyfile(run.metrics, copy.metrics)
-        return _execute(spec, folder, lock, data, show, address)
+    work = _work(spec, show, address, begun)
+    return start(work, data, data_root, own, {"kind": "search", **(note or {})}, name=name)
 
 
 def resume_search(
@@ -150,37 +134,21 @@ def resume_search(
     data: Data | None = None,
     changed: bool = False,
 ) -> FinishedSearch:
-    """Continue a search: its trials from their checkpoints, Hedge from its journal.
-
-    name: folder of the search, or URI of its copy. data: data set and partition, if the search started with the
-    caller's own. changed: accept and record settings that differ from those that the search started with. Raises
-    UserError when data or settings differ otherwise.
-    """
-    with unfinished_run(name) as (folder, lock):
-        spec = load_search(folder.experiment)
-        if spec.experiment.tracking.enabled:
-            require_named(spec.experiment.tracking.uri, str(folder))
-        same_settings(folder, _settings(spec), changed)
-        data = same_data(folder, spec.experiment, data)
-        _check_trials(spec, data[0])
-        return _execute(spec, folder, lock, data, show, address)
+    """Continue a search: its trials from their checkpoints, Hedge from its journal; see `run_session.resume_work`."""
+    return resume_work(name, lambda file: _work(load_search(file), show, address), data, changed)
 
 
-def _settings(spec: SearchSpec) -> dict[str, Any]:
-    """Settings that determine the numbers of a search."""
-    return decisive_settings(spec.experiment, spec.search.model_dump(mode="json"))
-
-
-def finish_started(
-    spec: SearchSpec, name: str | None, show: ShowSearch | None, address: str | None
-) -> FinishedSearch | None:
-    """Result of the search that was started with this name, resumed if it is not finished; None if there is none."""
-    folder = started_run(spec.experiment, name) if name else None
-    if folder is None:
-        return None
-    if folder.record()["status"] == "finished":
-        return FinishedSearch.read(folder)
-    return resume_search(str(folder), show, address)
+def _work(
+    spec: SearchSpec, show: ShowSearch | None, address: str | None, begun: Begun | None = None
+) -> Work[FinishedSearch]:
+    return Work(
+        spec.experiment,
+        decisive_settings(spec.experiment, spec.search.model_dump(mode="json")),
+        partial(_carry_out, spec, show, address, begun),
+        lambda session: logger_of_search(session.folder, spec, session.data, show, session.warnings),
+        text=spec.dump(),
+        check=lambda data: _check_trials(spec, data[0]),
+    )
 
 
 def check_search(spec: SearchSpec, data_root: Path | None, given: Data | None = None) -> Data:
@@ -219,60 +187,45 @@ def _shape(experiment: Experiment) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _execute(
-    spec: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
-) -> FinishedSearch:
-    with Mirror(folder.path, spec.experiment.checkpoints.storage) as mirror:
-        finished = _carry_out(spec, folder, lock, data, show, address)
-    return mirror.with_warning(finished)
-
-
 def _carry_out(
-    spec: SearchSpec, folder: RunFolder, lock: RunLock, data: Data, show: ShowSearch | None, address: str | None
+    spec: SearchSpec, show: ShowSearch | None, address: str | None, begun: Begun | None, session: Session
 ) -> FinishedSearch:
-    tracking = spec.experiment.tracking
-    warnings = changed_settings_warnings(folder)
-    # Trials have loggers of their own.
-    mlflow = logger_of_search(folder, spec, data, show, warnings) if tracking.enabled else None
-    loggers = Loggers([(MLFLOW, mlflow)] if mlflow else [], warnings.append)
-    classes = data[0].classes if spec.experiment.task.loss.name == "cross_entropy" else 1
-    listener = SearchCallback(folder.path.absolute(), spec, lock, show, mlflow, notifier(folder, warnings), classes)
-    folder.keep_partition(partition_record(data[1], data[0]))
-    folder.update(status="running")
+    """Run all trials, and record their results. begun: see `search`."""
+    folder, warnings = session.folder, session.warnings
+    for number, run in (begun or {}).items():
+        # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
+        copy = expert_folder(folder.path, number)
+        shutil.copytree(run.checkpoints, copy.checkpoints)
+        shutil.copyfile(run.metrics, copy.metrics)
+    classes = session.data[0].classes if spec.experiment.task.loss.name == "cross_entropy" else 1
+    listener = SearchCallback(folder.path.absolute(), spec, session.lock, show, session.mlflow, session.notify, classes)
     if show:
         # A resumed search starts with the rounds that its trials have already completed.
         for trial in read_trials(folder):
             for record in trial.records:
                 show.trial(int(trial.name), record)
             show.state(int(trial.name), "waiting")
-    homes = sorted((folder.path.absolute() / "experts").glob("*/checkpoints"))
-    warnings += [sentence for home in homes for sentence in checkpoint_warnings(home)]
-    with recorded(folder, lock, loggers) as termination, ray_session(address):
-        listener.termination, termination.saves = termination, True
+    with ray_session(address):
+        listener.termination, session.termination.saves = session.termination, True
         try:
-            warnings += _tune(spec, folder, data, listener)
+            warnings += _tune(spec, folder, session.data, listener)
         except KeyboardInterrupt:
-            if termination.came:
+            if session.termination.came:
                 listener.save_trials()
             raise
         warnings[:] = dict.fromkeys([*warnings, *listener.warnings])
-        warnings += _privacy_warnings(spec, folder, len(data[1]))
+        warnings += _privacy_warnings(spec, folder, len(session.data[1]))
         finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
         for trial in finished.trials:
             run_record = expert_folder(folder.path, int(trial.name)).record()
             warnings += [
                 f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
             ]
-        warnings += finished.divergence_warnings + finished.fedex_warnings + score_winner(finished, data)
+        warnings += finished.divergence_warnings + finished.fedex_warnings + score_winner(finished, session.data)
         finished.write()
         warnings += _record(finished)
-        folder.update(status="finished", finished=now(), summary=finished.summary)
-        termination.saves = False
-        termination.check()
-        with optional_figures(warnings.append):
-            finished.draw()
-        loggers.call("end", "finished", finished.summary)
-    return replace(finished, warning="; ".join(warnings) or None)
+        session.finish(finished.summary, finished.draw)
+    return finished
 
 
 def _privacy_warnings(spec: SearchSpec, folder: RunFolder, population: int) -> list[str]:
@@ -304,43 +257,22 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         os.environ.setdefault(name, value)
     logging.getLogger(TUNE_LOG).addFilter(_one_line)
     shutdown_idle()
-    dataset, partition = data
-    here, search, resources = folder.path.absolute(), spec.search, spec.experiment.resources
-    wait_for_room(resources, client_actors(resources))
-    room = trials_that_fit(resources, client_actors(resources))
-    check_shared(here, resources)
-    say_unused_gpus(resources, sum(node.get("GPU", 0) for node in node_resources()))
-    request = trial_resources(resources)
-    if spec.search.concurrency and spec.search.concurrency < room:
-        # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
-        room, request = spec.search.concurrency, trial_resources(resources, cpus_per_trial(spec.search.concurrency))
+    here, search, warnings = folder.path.absolute(), spec.search, list[str]()
+    room, request = _room(spec, here)
     reports = ReportJournal(here / JOURNAL)
     # Of those that a searcher proposes, the ones that an interrupted search has tried.
     configurations = list(spec.configurations) or list(reports.proposals)
-    kept = spec.search.kept_rounds(spec.experiment)
-    mixes = kept is not None and kept.predictions
-    obstacle = mixture_obstacle(spec, configurations, data) if mixes else None
-    if obstacle:
-        folder.update(no_mixture=obstacle)
-    predictions = mixes and obstacle is None
-    packs, journal, warnings = packs_of(folder, spec, configurations, room), here / "losses.jsonl", list[str]()
-    trials, barrier = len(configurations if packs is None else packs), barrier_file(here)
-    # Trials that take turns, or run on several machines, do not see each other's rounds.
-    meets = trials == 1 or (trials <= room and len(node_resources()) == 1)
-    together = TOGETHER if meets and search.reports_together(spec.experiment) else None
-    if together is not None:
-        RoundBarrier.create(barrier, len(configurations))
-        listener.on_end = lambda number: RoundBarrier(barrier, [number]).leave()
-    settings = SearchSettings(
-        *(search.rounds_per_report(spec.experiment), search.record is not None, search.metric, search.noise),
-        *(search.report_smooth, kept, predictions, together),
-    )
+    packs = packs_of(folder, spec, configurations, room)
+    settings = _search_settings(spec, folder, configurations, data, len(packs or configurations), room)
+    if settings.together is not None:
+        RoundBarrier.create(barrier_file(here), len(configurations))
+        listener.on_end = lambda number: RoundBarrier(barrier_file(here), [number]).leave()
     setup = SearchSetup(
-        *(spec.experiment, spec.values, configurations, journal, listener.hedge, warnings.append),
-        *(here / "deployed", lambda number: expert_folder(here, number).path, predictions, room),
+        *(spec.experiment, spec.values, configurations, here / "losses.jsonl", listener.hedge, warnings.append),
+        *(here / "deployed", lambda number: expert_folder(here, number).path, settings.predictions, room),
         on_block=listener.block,
     )
-    tuning = tuner_spec(spec.search, setup, packs, room)
+    tuning = tuner_spec(search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
     scheduler, config = tuning.config.scheduler, tuning.config
@@ -348,43 +280,99 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     resumes = not isinstance(scheduler, HedgeScheduler) and (scheduler or config.search_alg) is not None
     complete: list[int] = []
     if resumes:
-        config, complete = _resumable(tuning.config, reports, spec.experiment.seed, here, listener)
-    references = put_dataset(dataset), ray.put(vars(partition))
+        config, complete = _resumable(config, reports, spec.experiment.seed, here, listener)
+    references = put_dataset(data[0]), ray.put(vars(data[1]))
     rounds = dict(reports.rounds) if resumes else None
     budget = SearchBudget(search.budget, folder, listener) if search.budget else None
     shared = Shared(
         *(spec.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds),
         purse=budget.purse if budget else None,
     )
-    tuner = tune.Tuner(
-        tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request),
-        param_space=tuning.space,
-        tune_config=config,
-        run_config=tune.RunConfig(
-            name="tune",
-            storage_path=str(here),
-            failure_config=tune.FailureConfig(max_failures=spec.search.restarts),
-            stop=budget,
-            callbacks=[listener],
-            verbose=0,
-            # In a notebook, Tune's default reporter would occupy the cell even when silent.
-            progress_reporter=tune.CLIReporter(),
-        ),
-    )
-    if isinstance(scheduler, HedgeScheduler):
-        listener.is_idle = scheduler.is_holding
+    trainable = tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request)
+    run_config = _run_config(search, here, listener, budget)
+    tuner = tune.Tuner(trainable, param_space=tuning.space, tune_config=config, run_config=run_config)
+    total = len(packs or configurations) if tuning.space is not None else tuning.config.num_samples
     listener.health = RayHealth(folder.path, listener.lock.claim)
-    total = trials if tuning.space is not None else tuning.config.num_samples
-    if len(complete) < total:
-        # Written again as the reports are repeated.
-        listener.blocks.path.unlink(missing_ok=True)
     try:
         # Tune needs a trial to run.
-        with _environment(*WAITING) if resumes else nullcontext():
-            results = tuner.fit() if len(complete) < total else None
+        results = _fit(tuner, scheduler, resumes, listener) if len(complete) < total else []
         ended = budget and budget.close(total if packs is None else len(configurations))
         if ended and isinstance(scheduler, HedgeScheduler | PromotionScheduler):
             scheduler.end_early()
+    finally:
+        listener.health.close()
+        barrier_file(here).unlink(missing_ok=True)
+    errors = [str(one.error).strip().splitlines()[-1] for one in results if one.error]
+    failed = len(errors) + [reports.ends[number] for number in complete].count("failed")
+    first, ran = f"; first error: {errors[0]}" if errors else "", len(complete) + len(results)
+    if failed == ran:
+        # The next attempt begins anew, from the checkpoints.
+        (here / JOURNAL).unlink(missing_ok=True)
+        raise RuntimeError(f"every trial failed{first}")
+    for left in (here / "tune", *here.glob(f"experts/*/{KEPT}")):
+        shutil.rmtree(left, ignore_errors=True)
+    return warnings + ([f"{failed} of {ran} trials failed{first}"] if failed else [])
+
+
+def _room(spec: SearchSpec, folder: Path) -> tuple[int, PlacementGroupFactory]:
+    """Trials that train at once, and the resources that each requests. Raises UserError if none fits.
+
+    folder: of the search, which all nodes must see.
+    """
+    resources, limit = spec.experiment.resources, spec.search.concurrency
+    wait_for_room(resources, client_actors(resources))
+    room = trials_that_fit(resources, client_actors(resources))
+    check_shared(folder, resources)
+    say_unused_gpus(resources, sum(node.get("GPU", 0) for node in node_resources()))
+    if limit and limit < room:
+        # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
+        return limit, trial_resources(resources, cpus_per_trial(limit))
+    return room, trial_resources(resources)
+
+
+def _search_settings(
+    spec: SearchSpec, folder: RunFolder, configurations: list[Overrides], data: Data, trials: int, room: int
+) -> SearchSettings:
+    """Settings that the trials follow. trials: number of them. room: trials that train at once."""
+    search, kept = spec.search, spec.search.kept_rounds(spec.experiment)
+    mixes = kept is not None and kept.predictions
+    obstacle = mixture_obstacle(spec, configurations, data) if mixes else None
+    if obstacle:
+        folder.update(no_mixture=obstacle)
+    # Trials that take turns, or run on several machines, do not see each other's rounds.
+    meets = trials == 1 or (trials <= room and len(node_resources()) == 1)
+    together = TOGETHER if meets and search.reports_together(spec.experiment) else None
+    return SearchSettings(
+        *(search.rounds_per_report(spec.experiment), search.record is not None, search.metric, search.noise),
+        *(search.report_smooth, kept, mixes and obstacle is None, together),
+    )
+
+
+def _run_config(
+    search: SearchKind, folder: Path, listener: SearchCallback, budget: SearchBudget | None
+) -> tune.RunConfig:
+    return tune.RunConfig(
+        name="tune",
+        storage_path=str(folder),
+        failure_config=tune.FailureConfig(max_failures=search.restarts),
+        stop=budget,
+        callbacks=[listener],
+        verbose=0,
+        # In a notebook, Tune's default reporter would occupy the cell even when silent.
+        progress_reporter=tune.CLIReporter(),
+    )
+
+
+def _fit(tuner: tune.Tuner, scheduler: Any, resumes: bool, listener: SearchCallback) -> list[tune.Result]:
+    """Run the trials; returns their results. Raises the errors of Ray and of schedulers that know what went wrong."""
+    if isinstance(scheduler, HedgeScheduler):
+        listener.is_idle = scheduler.is_holding
+    # Written again as the reports are repeated.
+    listener.blocks.path.unlink(missing_ok=True)
+    try:
+        with _environment(*WAITING) if resumes else nullcontext():
+            grid = tuner.fit()
+            return [grid[i] for i in range(len(grid))]
     except KeyboardInterrupt:
         if listener.lost:
             raise listener.lost from None
@@ -393,22 +381,6 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         if isinstance(scheduler, HedgeScheduler | PromotionScheduler) and scheduler.error:
             raise scheduler.error from None
         raise
-    finally:
-        listener.health.close()
-        barrier.unlink(missing_ok=True)
-    errors = [str(error).strip().splitlines()[-1] for error in results.errors] if results is not None else []
-    failed = len(errors) + [reports.ends[number] for number in complete].count("failed")
-    ran = len(complete) + (len(results) if results is not None else 0)
-    if failed == ran:
-        # The next attempt begins anew, from the checkpoints.
-        (here / JOURNAL).unlink(missing_ok=True)
-        raise RuntimeError(f"every trial failed{_first(errors)}")
-    shutil.rmtree(here / "tune", ignore_errors=True)
-    for left in here.glob(f"experts/*/{KEPT}"):
-        shutil.rmtree(left)
-    if failed:
-        warnings.append(f"{failed} of {ran} trials failed{_first(errors)}")
-    return warnings
 
 
 @contextmanager
@@ -421,10 +393,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[name]
-
-
-def _first(errors: list[str]) -> str:
-    return f"; first error: {errors[0]}" if errors else ""
 
 
 def _resumable(

@@ -14,11 +14,11 @@ from made_up import records
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.numbers import MeanStd
 from hedgerow.platform.config.loader import set_value
+from hedgerow.platform.runs.comparison import compare
+from hedgerow.platform.runs.recorded_run import Run
+from hedgerow.platform.runs.seed_groups import differing_settings, group_by_seed
+from hedgerow.platform.runs.statistics import holm, paired, sign_flips
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.reports.analysis.comparison import compare
-from hedgerow.reports.analysis.run_reader import Run
-from hedgerow.reports.analysis.seed_groups import differing_settings, group_by_seed
-from hedgerow.reports.analysis.statistics import holm, paired, sign_flips
 
 
 def test_the_deviation_is_a_samples_and_one_value_has_none():

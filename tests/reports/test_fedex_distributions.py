@@ -4,10 +4,10 @@ import pytest
 from reported_runs import small
 
 from hedgerow.platform.common.numbers import percent
-from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import group_by_seed
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import sections
 from hedgerow.reports.page.page import render_page
+from hedgerow.reports.sections.report_data import read_all
 
 FEDEX = {
     "factors": [

@@ -17,16 +17,16 @@ from reported_runs import small
 from hedgerow import load
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.runs.comparison import compare
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.reports.analysis.comparison import compare
-from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import PageSection, sections, tiles
 from hedgerow.reports.page.page import render_page
 from hedgerow.reports.page.svg import svg
 from hedgerow.reports.sections.curves import curves
+from hedgerow.reports.sections.report_data import read_all
 
 
 @pytest.fixture(scope="module")

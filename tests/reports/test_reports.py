@@ -16,11 +16,12 @@ from reported_runs import small
 
 from hedgerow.cli import main
 from hedgerow.platform.common.numbers import number, percent
+from hedgerow.platform.runs.recorded_run import Run
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.reports.analysis.run_reader import ReportData, Run, read_all
-from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.page.layout import sections
+from hedgerow.reports.sections.report_data import ReportData, read_all
 from hedgerow.searchspaces.extra.table_command import run_table, table_searches
 
 
@@ -225,7 +226,7 @@ def test_a_search_is_compared_by_what_hedge_itself_achieves(table):
     found = json.loads(done.stdout)
     assert found["metric"] == "ctm"
     (search,) = read_all([str(folder)]).searches
-    hedge = [record["expected"]["test_accuracy"] for record in search.finished.hedge]
+    hedge = [record["expected"]["test_accuracy"] for record in search.hedge]
     alone = [record["test_accuracy"] for record in search.trials[0].records]
     for group, accuracies in zip(found["groups"], (alone, hedge), strict=True):
         assert group["quantities"]["final ctm"]["values"] == [pytest.approx(np.mean(accuracies))]

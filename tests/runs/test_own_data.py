@@ -16,11 +16,11 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.own_data import data_record
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.runtime.factory import build_partition, check
 from hedgerow.platform.tracking.run_description import data_digest, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
-from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import group_by_seed
+from hedgerow.reports.sections.report_data import read_all
 
 SETTINGS = {
     "rounds": 6,

@@ -15,7 +15,7 @@ from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.runs import runner
-from hedgerow.reports.analysis.statistics import Estimate
+from hedgerow.platform.runs.statistics import Estimate
 
 SETTINGS = {"rounds": 2, "resources__executor": "inline", "algorithm": {"name": "fedavg", "batch_size": 8}}
 

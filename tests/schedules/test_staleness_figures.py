@@ -3,10 +3,10 @@
 from ray_runs import small
 
 from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.ui.series import axes_of, curve, staleness_counts
-from hedgerow.reports.analysis.run_reader import read_all
-from hedgerow.reports.analysis.seed_groups import group_by_seed
 from hedgerow.reports.sections.curves import curves
+from hedgerow.reports.sections.report_data import read_all
 
 
 def record(round: int, **values) -> dict:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.runs.finished_run import FinishedRun, page, rounds_frame
+from hedgerow.platform.runs.statistics import Estimate
 from hedgerow.platform.tracking.formatting import summary_columns, summary_row
 from hedgerow.platform.tracking.run_folder import SeedSeries
 from hedgerow.platform.ui.plots import curves
-from hedgerow.reports.analysis.statistics import Estimate
 
 if TYPE_CHECKING:
     from pandas import DataFrame

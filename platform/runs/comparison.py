@@ -6,15 +6,18 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
+import click
+
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.numbers import MeanStd, difference, number, p_value, unit_of
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.measures_section import mode_of
-from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
-from hedgerow.reports.analysis.seed_groups import SeedGroup, differing_settings
-from hedgerow.reports.analysis.statistics import Difference, holm, paired
-from hedgerow.searchspaces.results.trials import final_value
+from hedgerow.platform.runs.recorded_run import Run
+from hedgerow.platform.runs.seed_groups import SeedGroup, differing_settings, group_by_seed
+from hedgerow.platform.runs.statistics import Difference, holm, paired
+from hedgerow.platform.tracking.summary import final_value, first_to, target_heading, target_label
+from hedgerow.platform.ui.command_output import CommandOutput
 
 SETTING_KEYS = ("task.", "rounds", "participation", "clients_per_round", "simulation", "schedule", "privacy")
 """Keys of the file that are not part of a method. If they differ, the comparison covers more than methods."""
@@ -304,3 +307,30 @@ EXPLAINED = (
     "p-value of the sign-flip test, which makes no normality assumption and cannot be below 2/2ⁿ with n seeds. Equal "
     "differences have no interval, and their p is p (signs)."
 )
+
+
+def comparison_output(
+    names: Sequence[str],
+    runs: Sequence[Run],
+    metric: str | None = None,
+    targets: Sequence[float] = (),
+    notes: Sequence[str] = (),
+) -> CommandOutput:
+    """Output of the comparison of runs. names: of their folders. notes: more sentences. Raises UserError."""
+    groups, repeats = group_by_seed(runs)
+    if len(groups) < 2:
+        raise UserError(
+            f"{', '.join(names)}: only one experiment, {groups[0].label}, with seed"
+            f"{'s' * (len(groups[0].seeds) > 1)} {', '.join(map(str, groups[0].seeds))}; also name runs of another one"
+        )
+    result = compare(groups, metric, list(targets) or None)
+    sentences = [*notes, *repeats, *result.notes]
+
+    def render() -> None:
+        result.table.print()
+        result.pair_table().print()
+        click.echo(EXPLAINED)
+        for sentence in sentences:
+            click.echo(f"- {sentence}")
+
+    return CommandOutput(result.as_dict() | {"notes": sentences}, render)

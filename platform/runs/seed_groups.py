@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.reports.analysis.run_reader import Run
-from hedgerow.searchspaces.results.trials import Trial, short_label, short_names
+from hedgerow.platform.runs.recorded_run import Run
+from hedgerow.platform.tracking.formatting import flat_settings, short_label, short_names
 
 NOT_COMPARED = ("name", "seed", "seeds", "output", "resources", "engine", "checkpoints", "tracking")
 """Keys of the file that do not distinguish experiments: numbers differ only by the seed and in the last bits."""
@@ -45,7 +45,7 @@ class SeedGroup:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the experiment by dotted key."""
-        return Trial("", _described(self.first), []).settings
+        return flat_settings(_described(self.first))
 
 
 def group_by_seed(runs: Sequence[Run]) -> tuple[list[SeedGroup], list[str]]:

@@ -1,1 +1,0 @@
-"""Reading runs and comparing experiments."""
