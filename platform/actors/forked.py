@@ -268,7 +268,7 @@ class Forked:
     def __init__(self, experiments: list[Experiment], dataset: Dataset, partition: Partition, workers: int):
         data = {name: _shared(value) for name, value in vars(dataset).items()}
         dumped = [experiment.model_dump(mode="json") for experiment in experiments]
-        surroundings = str(Path.cwd()), dict(os.environ), Surroundings.here()
+        surroundings = str(Path.cwd()), dict(os.environ), Surroundings.here(experiments[0])
         self._load = surroundings, dumped, data, vars(partition)
         self.timeout = experiments[0].resources.timeout
         self.workers = workers

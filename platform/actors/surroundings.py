@@ -6,11 +6,12 @@ from typing import Self
 
 from hedgerow.algorithms.core.own_code import GIVEN_DATA, own_code
 from hedgerow.platform.actors.small_messages import pack_code, unpack
+from hedgerow.platform.config.experiment import Experiment
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Import path, folders and modules of the user's own code, and the classes and functions that were passed."""
+    """Import path, folders and modules of the user's own code, and the passed classes and functions of a run."""
 
     path: tuple[str, ...]
     folders: tuple[str, ...]
@@ -18,11 +19,11 @@ class Surroundings:
     given: bytes
 
     @classmethod
-    def here(cls) -> Self:
-        """Surroundings of this process."""
-        own = own_code()
+    def here(cls, experiment: Experiment) -> Self:
+        """Surroundings of this process for the others of a run."""
+        own, text = own_code(), experiment.model_dump_json()
         # Processes receive the data set itself.
-        code = {name: one for name, one in own.given.items() if not name.startswith(GIVEN_DATA)}
+        code = {name: one for name, one in own.given.items() if name in text and not name.startswith(GIVEN_DATA)}
         return cls(tuple(sys.path), own.folders, own.modules, pack_code(code))
 
     def install(self) -> None:

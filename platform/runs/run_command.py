@@ -1,5 +1,6 @@
 """Bodies of the commands `run`, `partition` and `export`, and of `resume` for runs."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -179,6 +180,9 @@ def runs_output(groups: Sequence[list[FinishedRun]]) -> CommandOutput:
                 click.echo(f"{'figure over seeds' if over_seeds else 'comparison'}: {figure}")
         for hint in hints((run.experiment, run.folder.path) for run in finished):
             click.echo(hint)
+        folders = shlex.join(str(run.folder.path) for run in finished)
+        other = f"compare {folders}" if len(finished) > 1 else f"export {folders} model.pt"
+        click.echo(f"Next: `hedgerow report {folders}`, `hedgerow {other}`.")
 
     document: dict[str, Any] = {"runs": entries}
     document |= over_seeds.document | {"figures": drawn} if over_seeds else {"comparison": drawn}

@@ -1,5 +1,6 @@
 """Bodies of the commands `search` and `push`, and of `resume` for searches."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,8 @@ def _searches_output(searches: Iterable[FinishedSearch]) -> CommandOutput:
         output.render()
         documents.append(output.document)
         runs.append((finished.spec.experiment, finished.folder.path))
-    lines = hints(runs)
-    return CommandOutput({"searches": documents}, lambda: click.echo("\n".join(lines)) if lines else None)
+    lines = [*hints(runs), f"Next: `hedgerow report {shlex.join(str(folder) for _, folder in runs)}`."]
+    return CommandOutput({"searches": documents}, lambda: click.echo("\n".join(lines)))
 
 
 def search_output(finished: FinishedSearch) -> CommandOutput:

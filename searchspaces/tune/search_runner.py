@@ -285,7 +285,7 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     rounds = dict(reports.rounds) if resumes else None
     budget = SearchBudget(search.budget, folder, listener) if search.budget else None
     shared = Shared(
-        *(spec.values, here, Surroundings.here(), settings, *references, listener.lock.claim, rounds),
+        *(spec.values, here, Surroundings.here(spec.experiment), settings, *references, listener.lock.claim, rounds),
         purse=budget.purse if budget else None,
     )
     trainable = tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request)

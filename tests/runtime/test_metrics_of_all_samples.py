@@ -109,7 +109,7 @@ def test_a_run_records_them_for_all_splits_and_changes_no_other_number(values):
     ("changes", "executor"),
     [
         ({"engine__mode": "vmap"}, "inline"),
-        ({"resources__actors": 2}, "processes"),
+        ({"resources__actors": 2}, "auto"),
         ({"algorithm": {"name": "ditto", "lr": 0.1, "batch_size": 8}}, "inline"),
         ({"algorithm": {"name": "per_fedavg", "batch_size": 8}}, "inline"),
     ],
