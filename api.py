@@ -6,6 +6,7 @@ UserError, with one sentence per mistake.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from hedgerow.platform.config.yaml_reader import Lines
 from hedgerow.platform.data import Partition
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.finished_run import FinishedRun
+from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.passed_objects import Sections, passed_sections, with_passed
 from hedgerow.platform.runs.seed_series import resume_series, run_seeds
 from hedgerow.platform.runtime.factory import Data, check
@@ -164,9 +166,14 @@ def load(
     not a run.
     """
     _name_code(None, imports)
-    _, data = _passed(data, model, algorithm)
+    passed, data = _passed(data, model, algorithm)
     run_folder: RunFolder = find_run(str(folder))
-    return FinishedSearch.read(run_folder, data) if run_folder.is_search else FinishedRun.read(run_folder, data)
+    finished = FinishedSearch.read(run_folder, data) if run_folder.is_search else FinishedRun.read(run_folder, data)
+    if "data" in passed and data is None:
+        # Now: a later call may pass other data.
+        experiment = finished.spec.experiment if isinstance(finished, FinishedSearch) else finished.experiment
+        return replace(finished, data=same_data(run_folder, experiment, None, fix="load"))
+    return finished
 
 
 def _name_code(given: Any, imports: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """Prepares a job: checks its command and stages the working directory, this version of Hedgerow and its environment."""
 
-import os
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -82,9 +81,15 @@ def check_size(folder: Path, given: dict[str, Any]) -> None:
 def _uploaded(folder: Path, specs: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
     """Files of a folder that Ray uploads: none that a file .gitignore or .rayignore here or above names."""
     ignoring = [folder / name for name in (".gitignore", ".rayignore")]
-    specs = [*specs, *((folder, GitIgnoreSpec.from_lines(file.open())) for file in ignoring if file.is_file())]
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
+    try:
+        texts = [file.read_text(encoding="utf-8") for file in ignoring if file.is_file()]
+        entries = sorted(folder.iterdir())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"submit: {folder} cannot be read for the upload ({' '.join(str(error).split())})") from None
+    specs = [*specs, *((folder, GitIgnoreSpec.from_lines(text.splitlines())) for text in texts)]
+    for path in entries:
+        # Ray follows links, too.
+        is_folder = path.is_dir()
         if any(spec.match_file(f"{path.relative_to(home)}{'/' * is_folder}") for home, spec in specs):
             continue
         if is_folder:

@@ -56,8 +56,8 @@ class ScoreFunction:
         return 2 if self.sees_all else 3
 
     def of_all(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        """Returns the value of a metric of all samples at once; NaN if there are none."""
-        if not len(targets):
+        """Returns the value of a metric of all samples at once; NaN if there are none, or if the model has diverged."""
+        if not len(targets) or not np.isfinite(outputs).all():
             return math.nan
         given = torch.from_numpy(outputs), torch.from_numpy(targets)
         return self.finished(float(self.function(_aligned(*given), given[1])))
@@ -210,6 +210,8 @@ class Scoring:
         """
         if self.measures[name].sees_all:
             assert samples is not None
+            if not len(samples[1]):
+                return np.zeros(0)
             ends = np.cumsum(results["samples"][results["samples"] > 0]).astype(int)[:-1]
             parts = zip(*(np.split(array, ends) for array in samples), strict=True)
             return np.array([self.measures[name].of_all(*part) for part in parts])

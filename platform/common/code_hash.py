@@ -7,6 +7,7 @@ classes among them. It covers neither the file, the lines and the comments, nor 
 import dis
 import functools
 import hashlib
+import logging
 import re
 import sys
 import types
@@ -80,12 +81,16 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, property):
         yield from (value.fget, value.fset, value.fdel)
-    elif isinstance(value, staticmethod | classmethod | types.MethodType):
+    elif isinstance(value, staticmethod | classmethod):
         yield value.__func__
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, logging.Logger):
+        yield value.name
     else:
         yield type(value)
         # Without addresses.
-        yield getattr(value, "__dict__", None) or re.sub(r"0x[0-9a-f]+", "", repr(value))
+        yield getattr(value, "__dict__", None) or re.sub(r"0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _is_foreign(code: Any) -> bool:

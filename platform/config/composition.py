@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,12 @@ def fill_in_environment(value: Any, lines: Lines, path: Keys = ()) -> Any:
 def locate_files(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns values whose relative paths are absolute if their files are in a folder, and the same otherwise."""
     for key in FILES:
-        values = _located(values, key.split("."), folder)
+        section = values
+        for part in key.split(".")[:-1]:
+            section = section.get(part) if isinstance(section, dict) else None  # type: ignore[assignment]
+        # Of this package, `path` is a name on the hub and `test` the name of a split.
+        if not (isinstance(section, dict) and section.get("name") == "huggingface"):
+            values = _located(values, key.split("."), folder)
     return values
 
 
@@ -127,7 +133,9 @@ def _located(values: Any, keys: Sequence[str], folder: Path) -> Any:
         return values
     file = folder / value
     # A run may be named without date and time.
-    is_here = file.exists() or (keys[0] == "run" and any(file.parent.glob(f"{file.name}-[0-9]*")))
+    is_run = keys[0] == "run" and any(file.parent.glob(f"{escape(file.name)}-[0-9]*"))
+    # Without an error for names that the system does not take.
+    is_here = os.path.exists(file) or is_run  # noqa: PTH110
     return {**values, keys[0]: os.path.normpath(file.absolute())} if is_here else values
 
 

@@ -20,7 +20,7 @@ from hedgerow.platform.runs.runner import executor_of, resume
 from hedgerow.platform.runs.seed_series import resume_series, run_seeds
 from hedgerow.platform.runtime.factory import build_data, check
 from hedgerow.platform.storage.remote import uri_of
-from hedgerow.platform.tracking.run_folder import RunFolder, find_run, names_in_job, new_series
+from hedgerow.platform.tracking.run_folder import RunFolder, find_run, find_unfinished, names_in_job, new_series
 from hedgerow.platform.tracking.summary import first_to, meta_regret, target_label
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.platform.ui.mlflow_server import hints
@@ -62,6 +62,8 @@ def run_experiments(
 def resume_runs(folder: RunFolder, address: str | None, changed: bool) -> CommandOutput:
     """Resume a run, or all runs of its series, with the output of `run`."""
     experiment = load_experiment(folder.experiment)
+    if not folder.series:
+        find_unfinished(str(folder.path))
     with _session([experiment], address):
         if folder.series:
             runs = resume_series(folder, partial(progress_of, in_series=True), address, None, changed)
@@ -181,8 +183,9 @@ def runs_output(groups: Sequence[list[FinishedRun]]) -> CommandOutput:
         for hint in hints((run.experiment, run.folder.path) for run in finished):
             click.echo(hint)
         folders = shlex.join(str(run.folder.path) for run in finished)
-        other = f"compare {folders}" if len(finished) > 1 else f"export {folders} model.pt"
-        click.echo(f"Next: `hedgerow report {folders}`, `hedgerow {other}`.")
+        advice = [f"report {folders}"]
+        advice += [f"compare {folders}"] * (len(groups) > 1) + [f"export {folders} model.pt"] * (len(finished) == 1)
+        click.echo(f"Next: {', '.join(f'`hedgerow {words}`' for words in advice)}.")
 
     document: dict[str, Any] = {"runs": entries}
     document |= over_seeds.document | {"figures": drawn} if over_seeds else {"comparison": drawn}

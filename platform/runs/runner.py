@@ -147,14 +147,13 @@ def _carry_out(experiment: Experiment, show: Show | None, address: str | None, s
 
     def draw() -> None:
         if confusion:
+            confusion_table(confusion, dataset.class_names).csv(folder.path / "confusion_matrix.csv")
             draw_confusion(confusion, dataset.class_names, folder.figures)
         draw_curves({experiment.name: [records]}, folder.figures, evaluation.accuracies)
         draw_histograms({experiment.name: progress["histograms"]}, folder.figures)
         draw_staleness({experiment.name: records}, folder.figures)
 
     results = {"wall_seconds": wall, "diverged": divergence, **({"ended": ended} if ended else {})}
-    if confusion:
-        confusion_table(confusion, dataset.class_names).csv(folder.path / "confusion_matrix.csv")
     session.finish(summary, draw, **results, **progress)
     is_own = GIVEN.fullmatch(experiment.task.data.name) or (folder.record().get("data") or {}).get("own")
     own = session.data if is_own else None

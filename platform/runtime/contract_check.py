@@ -294,7 +294,7 @@ class _DryRun:
             if self.is_large:
                 return
             nobody = cohort.subset(np.zeros(len(cohort.clients), bool))
-            scored, keeper = cohort if experiment.evaluation.clients else nobody, None
+            scored = cohort if experiment.evaluation.clients else nobody
             confuses = experiment.evaluation.confusion_matrix
             keeper = output_keeper(algorithm, confuses)
             evaluation = keeper.around(evaluate(algorithm, server, scored, confuses)) if keeper else None

@@ -125,6 +125,8 @@ def _samples(result: Aggregate, scoring: Scoring) -> Samples | None:
     """Outputs and targets of an evaluation, if a metric needs them. Raises UserError if there are those of no model."""
     if not scoring.sees_all:
         return None
+    if not result.metrics["samples"].sum():
+        return np.zeros((0, 1), np.float32), np.zeros(0, np.int64)
     names = " and ".join(name for name, measure in scoring.measures.items() if measure.sees_all)
     known = _predictions(result, f"task.metrics: {names}")
     assert known.outputs is not None

@@ -152,7 +152,7 @@ class FederatedServer:
         self.history = progress["history"]
         self.decisions = Decisions(self.experiment, self.history, lambda sentence: self.warn(sentence))
         self.accuracies = progress.get("client_accuracies", [])
-        self.confusion = progress.get("confusion_matrix")
+        self.confusion = progress.get("confusion_matrix") if self.experiment.evaluation.confusion_matrix else None
         self.clock = dict(progress.get("clock", self.clock))
         self.quarantined |= {int(client): round for client, round in progress.get("quarantined", {}).items()}
 
@@ -184,6 +184,7 @@ class FederatedServer:
         self.decisions.take(record)
         if self.decisions.is_over and not self._is_tested(number):
             record |= yield from self._timed("evaluation", self._test(state or self.state, number))
+            record["seconds"] = seconds = self.seconds + (time.perf_counter() - start) / self.running_variants
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
         self.committed = self.committed if state is None else number
         self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
@@ -362,6 +363,7 @@ class FederatedServer:
             record, accuracies, confusion = yield from through(evaluation, delivery, keeper)
         except NoContributionsError:
             # The model has diverged so far that even the statistics of its normalisation are not finite.
+            self.confusion = None
             return dict.fromkeys((f"test_{name}" for name in self.algorithm.task.scoring.measures), math.nan)
         self.accuracies = self.accuracies if accuracies is None else accuracies
         self.confusion = confusion or self.confusion

@@ -127,6 +127,10 @@ SETTLED_BELOW = 0.05
 """Difference of validation accuracies from which on a settled distribution of FedEx is suspicious."""
 
 
+def _is_validated(record: RoundRecord) -> bool:
+    return math.isfinite(record.get("validation_accuracy", math.nan))
+
+
 def fedex_warnings(fedex: FedEx | None, records: list[RoundRecord]) -> list[str]:
     """A sentence if the clients of a run settled on values with which the server's model is worse than before.
 
@@ -140,7 +144,7 @@ def fedex_warnings(fedex: FedEx | None, records: list[RoundRecord]) -> list[str]
         largest = [max(record[f"theta_{i}_{j}"] for j in range(len(factor))) for record in records]
         settled = 1 + max((at for at, p in enumerate(largest) if p < SETTLED), default=-1)
         accuracies = [
-            [(record["validation_accuracy"], record["round"]) for record in part if "validation_accuracy" in record]
+            [(record["validation_accuracy"], record["round"]) for record in part if _is_validated(record)]
             for part in (records[:settled], records[settled:])
         ]
         if not all(accuracies):

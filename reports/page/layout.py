@@ -127,7 +127,11 @@ def best_groups(groups: list[SeedGroup], data: ReportData) -> list[SeedGroup]:
         Configuration("", {}, run.records, str(run.record.get("status")), "; ".join(run.record.get("diverged", [])))
         for run in (group.first for group in groups)
     ]
-    order = ranked(named, metric, "min" if is_lower_better(groups, metric) else "max")
+    mode, smooth = "min" if is_lower_better(groups, metric) else "max", 0.0
+    if are_trials:
+        search = data.searches[0].spec.search
+        mode, smooth = search.mode, search.smooth
+    order = ranked(named, metric, mode, smooth)
     every = sorted((by[id(trial.records)] for trial in order), key=lambda group: not group.label.endswith(WINNER))
     best = every[:SHOWN]
     return [group for group in groups if group in best]

@@ -190,6 +190,8 @@ def replay_spec(recording: Recording, kind: str, settings: Sequence[str], seed: 
         # Direction and smoothing of another metric follow from its name.
         section = {key: value for key, value in section.items() if key not in ("mode", "smooth")}
     values["search"] = section
+    # The recording has test scores of every round, which its targets may refer to.
+    values["evaluation"] = {"test": "every", **(values.get("evaluation") or {})}
     for setting in settings:
         if not setting.startswith("search."):
             raise UserError(

@@ -42,7 +42,7 @@ from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
-from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST
+from hedgerow.searchspaces.hedge.deployment import KEPT, LARGEST, DeployedState
 from hedgerow.searchspaces.hedge.promotion_scheduler import PromotionScheduler
 from hedgerow.searchspaces.hedge.scheduler import HedgeScheduler
 from hedgerow.searchspaces.results.deployed_model import DEPLOYED
@@ -221,7 +221,10 @@ def _carry_out(
             warnings += [
                 f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
             ]
-        warnings += finished.divergence_warnings + finished.fedex_warnings + score_winner(finished, session.data)
+        warnings += finished.divergence_warnings + finished.fedex_warnings
+        # Before the winner is scored: that cannot lose the results.
+        finished.write()
+        warnings += score_winner(finished, session.data)
         finished.write()
         warnings += _record(finished)
         session.finish(finished.summary, finished.draw)
@@ -513,13 +516,16 @@ def logger_of_search(
 
     def save(target: Path) -> None:
         """Write the best trial's model, if there is one with a checkpoint, and the deployed one, if there is one."""
+        best, is_deployed = FinishedSearch.read(folder).winner, DeployedState.read(folder.path / DEPLOYED) is not None
+        trial = expert_folder(folder.path, int(best.name)) if best else folder
+        has_model = best is not None and latest_checkpoint(trial.checkpoints) is not None
+        if not has_model and not is_deployed:
+            return
         known = data or same_data(folder, spec.experiment, None, fix="load")
-        finished = FinishedSearch.read(folder, known)
-        if (best := finished.winner) is not None:
-            trial, experiment = expert_folder(folder.path, int(best.name)), spec.trial(best.overrides)
-            if latest_checkpoint(trial.checkpoints):
-                save_final_model(experiment, known[0], saved_parameters(experiment, trial, known), target)
-        if (folder.path / DEPLOYED).exists():
-            save_module(finished.deployed.module, known[0], target.with_name(DEPLOYED))
+        if best and has_model:
+            experiment = spec.trial(best.overrides)
+            save_final_model(experiment, known[0], saved_parameters(experiment, trial, known), target)
+        if is_deployed:
+            save_module(FinishedSearch.read(folder, known).deployed.module, known[0], target.with_name(DEPLOYED))
 
     return MlflowLogger(folder, open_store, save, times * spec.experiment.tracking.patience, show, warnings)

@@ -1,22 +1,31 @@
 """Test score of a winner that ended before its last round, from its last checkpoint."""
 
+from hedgerow.platform.common.errors import first_line
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import Data, build_partition
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
-from hedgerow.searchspaces.results.trials import expert_folder
+from hedgerow.searchspaces.results.trials import Trial, expert_folder
 from hedgerow.searchspaces.spaces.packing import client_actors
 
 
 def score_winner(finished: FinishedSearch, data: Data) -> list[str]:
     """Score the winner on test samples in this process, and record its score, unless it has one; returns a warning if
-    it has no checkpoint.
+    it cannot be scored.
 
     data: data set and partition of the search.
     """
     winner, whole = finished.winner, finished.spec.experiment
     if winner is None or finished.test_score or whole.is_stream:
         return []
+    try:
+        return _score(finished, winner, data)
+    except Exception as error:  # the search itself is complete
+        return [f"trial {winner.name}, the winner, has no test score: {first_line(error)}"]
+
+
+def _score(finished: FinishedSearch, winner: Trial, data: Data) -> list[str]:
+    whole = finished.spec.experiment
     experiment, (dataset, partition) = finished.spec.trial(winner.overrides), data
     if experiment.task.partition != whole.task.partition or experiment.seed != whole.seed:
         partition = build_partition(experiment, dataset)

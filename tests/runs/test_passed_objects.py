@@ -1,5 +1,6 @@
 """Data, models and algorithms that are passed to `run`, `search`, `resume` and `load` as objects."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -295,3 +296,39 @@ def test_the_hash_of_code_depends_on_what_it_does_alone(name):
         assert hashed(CODE.replace(old, new), name) != first
     if name == "made":
         assert hashed(CODE.replace("depth=2", "depth=3"), name) != first
+
+
+def test_the_hash_of_a_method_depends_on_its_object_and_that_of_a_function_not_on_loggers_or_generators():
+    class Builder:
+        def __init__(self, width):
+            self.width = width
+
+        def build(self):
+            return self.width
+
+    assert code_hash(Builder(3).build) == code_hash(Builder(3).build)
+    assert code_hash(Builder(3).build) != code_hash(Builder(4).build)
+    code = """
+import logging
+import numpy as np
+log, rng = logging.getLogger("mine"), np.random.default_rng(0)
+
+def build():
+    log.info("built")
+    return rng.normal()
+"""
+    first = hashed(code, "build")
+    logging.getLogger("another")
+    kept = np.random.default_rng(0)
+    assert hashed(code, "build") == first
+    assert kept is not None
+
+
+def test_what_is_loaded_keeps_its_data_when_others_are_passed(tmp_path):
+    other = X32[::-1].copy()
+    runs = [hedgerow.run(values(tmp_path / name), data=(x, Y), model=Narrow, show=False)
+            for name, x in (("a", X32), ("b", other))]  # fmt: skip
+    first = hedgerow.load(runs[0].folder.path, data=(X32, Y), model=Narrow)
+    second = hedgerow.load(runs[1].folder.path, data=(other, Y), model=Narrow)
+    for loaded, run in ((first, runs[0]), (second, runs[1])):
+        assert same(loaded, run)

@@ -32,6 +32,8 @@ def test_they_are_those_of_scikit_learn():
     pairs = [roc_auc_score(few == k, LOGITS.softmax(1)[:, k]) for k in range(4)]
     assert of_all(auroc, LOGITS, few) == pytest.approx(np.mean(pairs))
     assert np.isnan(of_all(auroc, LOGITS, torch.zeros(200).long()))
+    # A model that has diverged.
+    assert np.isnan(of_all(auroc, torch.full((200, 5), torch.inf), CLASSES))
 
 
 def test_the_calibration_error_is_that_of_its_definition():
