@@ -52,7 +52,7 @@ def left_behind(search: Search) -> dict[str, Any]:
 def untidy(search: Search) -> dict[str, Any]:
     """Leftovers to rule out after the end: half-written files, and MLflow runs that have not ended or miss rounds."""
     assert search.folder is not None
-    files = [file for file in search.folder.rglob("*") if file.name.startswith(".") or file.suffix == ".tmp"]
+    files = [file for file in search.folder.rglob("*") if file.name.startswith(".") and not file.name.endswith(".lock")]
     client = MlflowClient(default_uri(search.home / "runs"))
     runs = [r for e in client.search_experiments() for r in client.search_runs([e.experiment_id])]
     recorded = [len(client.get_metric_history(run.info.run_id, "traffic/transmissions")) for run in runs]
