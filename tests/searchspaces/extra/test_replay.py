@@ -95,7 +95,7 @@ def test_a_replayed_scheduler_stops_the_trials_that_it_stops_live(ray_here, tmp_
 
 @pytest.mark.exhaustive("processes")
 def test_noise_is_the_same_live_and_in_a_replay(ray_here, tmp_path, recording):
-    live = search(small(tmp_path, kind="hedge", noise={"scale": 0.2}))
+    live = search(small(tmp_path, kind="hedge", noise={"scale": 0.2}, record="all"))
     again = replay(recording, "hedge", ["search.noise.scale=0.2"])
     assert again.hedge == without_mixture(live.hedge)
     assert again.hedge != replay(recording, "hedge").hedge
