@@ -1,6 +1,7 @@
 """Tables of settings for the documentation, from the pydantic classes that check experiment files."""
 
 import json
+import re
 from collections.abc import Iterator
 from string import Formatter
 from typing import Any
@@ -202,7 +203,8 @@ def rules() -> str:
     places |= {
         rule.says: "With the data, the model and the algorithm"
         for rule in (*TASK_RULES, *BUDGET_RULES)
-        if not rule.says.endswith("{found}")
+        # Sentences that other functions compose.
+        if not re.fullmatch(r"[\w.]*\{found\}", rule.says)
     }
     text = ""
     for place in dict.fromkeys(places.values()):

@@ -110,16 +110,15 @@ class RayCoordinator:
         claim: Claim | None,
     ):
         self.parts, self.notify, self.timeout = parts, notify, experiment.resources.timeout
-        self.spec = ActorSpec(
-            [experiment], Surroundings.here(experiment), put_dataset(dataset), ray.put(vars(partition))
-        )
+        surroundings = Surroundings.here(experiment)
+        self.spec = ActorSpec([experiment], surroundings, put_dataset(dataset), ray.put(vars(partition)))
         several = on_cluster()
         self._run = checkpoints.absolute(), claim, parts, actors, several
         self._purpose = (
             experiment.resources.model_dump(exclude={"executor", "timeout"}),
             actors,
             several,
-            Surroundings.here(experiment),
+            surroundings,
         )
         # The process that continues the run already knows the earlier rounds.
         checkpoint = latest_checkpoint(checkpoints)

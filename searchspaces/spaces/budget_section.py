@@ -66,6 +66,6 @@ class FirstRounds:
 BUDGET_RULES = (
     Rule(
         lambda first: first.limit < sum(first.clients) and sum(first.clients),
-        "search.budget.client_rounds: {limit} is less than one round of {trials}; set it to {found} or more",
+        "search.budget.client_rounds: {limit} is less than one round of {trials}; set it to at least {found}",
     ),
 )

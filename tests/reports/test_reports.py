@@ -309,8 +309,13 @@ def test_the_figures_are_drawn_and_named(opened):
     assert page.get_by_role("img", name="Test accuracy by round").count() == 1
     assert page.locator("figure").count() == page.locator("figure details table").count()
     line = page.locator("svg g:has(> title) path").first
-    strokes = page.locator("svg g:has(> title) path").evaluate_all("all => all.map(e => getComputedStyle(e).stroke)")
-    assert {"rgb(0, 114, 178)", "rgb(213, 94, 0)"} <= set(strokes)
+    strokes = (
+        page.locator("figure svg")
+        .first.locator("g:has(> title) path")
+        .evaluate_all("all => all.map(e => getComputedStyle(e).stroke)")
+    )
+    # The first one is drawn last, on top of the others.
+    assert strokes == ["rgb(213, 94, 0)", "rgb(0, 114, 178)"]
     assert line.evaluate("e => e.getTotalLength()") > 100
 
 

@@ -192,7 +192,8 @@ def test_a_search_on_passed_objects(tmp_path):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     search = {"kind": "grid", "space": {"algorithm.own": [0.0, 0.5]}}
     passed = {"data": (X32, Y), "model": Narrow, "algorithm": Mixed}
-    plan = values(tmp_path, algorithm={"lr": 0.1, "batch_size": 4}, search=search)
+    tested = {"test": "every"}
+    plan = values(tmp_path, algorithm={"lr": 0.1, "batch_size": 4}, search=search, evaluation=tested)
     try:
         found = hedgerow.search(plan, **passed, show=False)
     finally:
@@ -202,8 +203,8 @@ def test_a_search_on_passed_objects(tmp_path):
         for own in (0.0, 0.5)
     }
     for trial in found.trials:
-        expected = alone[trial.overrides["algorithm.own"]].frame["validation_loss"]
-        assert [record["validation_loss"] for record in trial.records] == pytest.approx(list(expected), abs=1e-6)
+        expected = alone[trial.overrides["algorithm.own"]].frame["test_loss"]
+        assert [record["test_loss"] for record in trial.records] == pytest.approx(list(expected), abs=1e-6)
 
 
 def test_a_run_is_resumed_with_the_same_objects_alone(tmp_path, new_process):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from losses import coordinator, experiment, outcome
+from losses import Losing, coordinator, experiment, outcome
 
+from hedgerow.platform.runtime import executor
 from hedgerow.platform.runtime.shards import ObjectsLost, longest_first
 from hedgerow.platform.runtime.transport import Answer
 
@@ -55,6 +56,38 @@ def test_lost_calls_change_nothing_and_each_is_reported_once(name, late, tmp_pat
         assert all("was lost (as the test wants) and replaced; its work runs again" in line for line in run.notices)
 
     check()
+
+
+class Late(Losing):
+    """Its worker 1 starts only when the executor has waited twice with nothing else to do; with `never`, not at all."""
+
+    never, waits = False, 0
+
+    def wait(self, seconds):
+        if self._calls[0][:2] == (1, "start"):
+            self._calls.rotate(-1)
+        if self._calls[0][:2] == (1, "start") and (self.never or self.waits < 2):
+            self.waits += 1
+            return []
+        return super().wait(seconds)
+
+
+class Absent(Late):
+    never = True
+
+
+@pytest.mark.parametrize(("kind", "first"), [(Late, {0, 1}), (Absent, {0})])
+def test_the_first_work_waits_for_workers_that_start_together_but_not_for_ever(kind, first, tmp_path, monkeypatch):
+    monkeypatch.setattr(executor, "GATHER_SECONDS", 60.0 if kind is Late else 0.1)
+    chosen, ran = experiment("fedavg"), []
+
+    def note(number, worker, method, arguments):
+        ran.extend([worker] * (method == "run"))
+        return False
+
+    run = coordinator(chosen, tmp_path / "two", parts=2, workers=2, loses=note, kind=kind)
+    assert outcome(run) == outcome(coordinator(chosen, tmp_path / "one", parts=2))
+    assert set(ran[:2]) == first
 
 
 class Forgetful:

@@ -57,10 +57,12 @@ def experiment(name: str, **settings):
     )
 
 
-def coordinator(chosen, folder, parts: int = 3, workers: int = 1, loses=lambda *call: False, **how) -> Coordinator:
+def coordinator(
+    chosen, folder, parts: int = 3, workers: int = 1, loses=lambda *call: False, kind=Losing, **how
+) -> Coordinator:
     """Coordinator of an experiment whose transport loses calls; its notices are in `notices`."""
     data = check(chosen, None)
-    transport = Losing(lambda: Worker(*worker_arguments([chosen], *data)), workers, loses, **how)
+    transport = kind(lambda: Worker(*worker_arguments([chosen], *data)), workers, loses, **how)
     run = build_coordinator([chosen], *data, [folder / "checkpoints"], transport=transport, parts=parts)
     run.notices = []
     run.on_notice = run.notices.append

@@ -64,7 +64,7 @@ def test_a_budget_has_one_key_and_no_recording(tmp_path, section, sentence):
 )
 def test_a_budget_below_one_round_of_each_trial_is_refused_before_any_work(tmp_path, section, least, trials):
     sentence = (
-        rf"search.budget.client_rounds: {least - 1} is less than one round of {trials}; set it to {least} or more"
+        rf"search.budget.client_rounds: {least - 1} is less than one round of {trials}; set it to at least {least}"
     )
     with pytest.raises(UserError, match=sentence):
         check_search(budgeted(tmp_path, {"client_rounds": least - 1}, **section), None)
