@@ -9,6 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
+from hedgerow.algorithms.optim.local_sgd import LocalSolver
 from hedgerow.platform.common.section import section_classes, tag
 from hedgerow.platform.config.choices import flags, said, source
 from hedgerow.platform.config.experiment import Experiment
@@ -40,7 +42,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 """Flag of an algorithm -> settings that its task needs."""
 
 FIRST = {"name", "rounds", "participation", "task", "algorithm", "lr", "epochs", "steps", "batch_size"}
-"""Keys that a short file has in any case; others only where their value is not the default."""
+"""Keys that a short file has in any case, besides those that the algorithm itself adds; others if not the default."""
 
 LISTED = {"algorithm": "algorithms", "data": "datasets", "partition": "partitions", "model": "models"}
 """Section -> the kind of its choices for `hedgerow list`."""
@@ -81,6 +83,7 @@ def commented(experiment: Experiment, every: bool = True) -> str:
 def _section(section: BaseModel, depth: int, every: bool, instead: str = "") -> list[str]:
     """The lines of a section. instead: sections that may replace it."""
     fields, lines = type(section).model_fields, []
+    first = FIRST | (fields.keys() - LocalSolver.model_fields.keys() if isinstance(section, HyperParameters) else set())
 
     def place(key: str) -> tuple[bool, bool]:
         # The key that selects a section comes first; at the top level, sections come after single keys.
@@ -89,7 +92,7 @@ def _section(section: BaseModel, depth: int, every: bool, instead: str = "") -> 
     for key in sorted(fields, key=place):
         value, field = getattr(section, key), fields[key]
         default = field.get_default(call_default_factory=True, validated_data={})
-        if not every and (value is None or (value == default and key not in FIRST and key != "kind")):
+        if not every and (value is None or (value == default and key not in first and key != "kind")):
             continue
         if isinstance(value, BaseModel):
             lines += ([""] if depth == 0 else []) + _line(

@@ -9,6 +9,7 @@ from command_line import hedgerow
 from preloaded import run_python
 from pydantic import BaseModel
 
+from hedgerow.algorithms.optim.local_sgd import LocalSolver
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.registries import algorithms
 from hedgerow.platform.ui.explained_experiment import NEEDS, commented, complete
@@ -76,7 +77,11 @@ def test_a_short_file_is_the_same_experiment(algorithm):
     experiment = complete("mine", algorithm)
     text = commented(experiment, every=False)
     assert parse_experiment(yaml.safe_load(text)) == experiment
-    assert len(text.splitlines()) <= 40
+    assert len(text.splitlines()) <= 50
+    own = type(experiment.algorithm).model_fields.keys() - LocalSolver.model_fields.keys()
+    assert {key for key in own if getattr(experiment.algorithm, key) is not None} <= yaml.safe_load(text)[
+        "algorithm"
+    ].keys()
     assert {"name", "rounds", "participation", "task", "algorithm"} <= yaml.safe_load(text).keys()
 
 
