@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.platform.common.section import section_classes
 from hedgerow.platform.config.experiment import Experiment, TaskConfig
-from hedgerow.platform.config.registries import algorithm_class, algorithms
+from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.schedule_section import FedBuffSchedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
@@ -195,9 +195,8 @@ def experiment_file() -> str:
 
 def rules() -> str:
     """Everything that sections refuse although each key is valid alone, by the place of the section."""
-    hypers = [("algorithm", algorithm_class(name).Hyper) for name in algorithms.names()]
     places: dict[str, str] = {}
-    for place, section in [*_places(Experiment, ""), *hypers, *_places(search_file(), "")]:
+    for place, section in [*_places(Experiment, ""), *_places(search_file(), "")]:
         for rule in section.all_rules() if issubclass(section, Settings) else ():
             places.setdefault(rule.says, f"`{place}`" if place else "Between sections")
     places |= {

@@ -11,12 +11,14 @@ LARGEST: dict[str, Any] = {"int": 2**31 - 1, "float": 3.4e38}
 """Default upper bounds of numbers: beyond them sizes overflow, and float32 is infinite."""
 
 
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yields all dictionaries inside a core schema, including the schema itself."""
+def _parts(schema: Any, section: type[BaseModel]) -> Iterator[dict[str, Any]]:
+    """Yields all dictionaries inside the core schema of a section but for those of sections inside it."""
     if isinstance(schema, dict):
+        if schema.get("type") == "model" and schema["cls"] is not section:
+            return
         yield schema
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ():
-        yield from _parts(inner)
+        yield from _parts(inner, section)
 
 
 class _Filled:
@@ -65,7 +67,7 @@ class Settings(BaseModel):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
-        for part in _parts(schema):
+        for part in _parts(schema, cls):
             bound = LARGEST.get(part.get("type", ""))
             if bound and part.keys().isdisjoint({"le", "lt"}):
                 part["le"] = bound

@@ -4,23 +4,24 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, Union
 
 from pydantic import (
     BaseModel,
     Discriminator,
-    SerializeAsAny,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     Tag,
+    TypeAdapter,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    WrapValidator,
     create_model,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.own_code import ImportRefusedError, find, home_of, is_own
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.own_code_errors import failure
@@ -29,7 +30,7 @@ DOTTED = r"^[^.\s]+(\.[^.\s]+)+$"
 """Pattern of the dotted path of a class."""
 
 OWN = "."
-"""Tag of the last branch of a union, for the dotted path of a user's own class. No table contains this name."""
+"""Tag of the last branch of a union, for users' own classes. No table contains this name."""
 
 OWN_WORDS = "the dotted path of your own"
 
@@ -106,59 +107,108 @@ class Registry(Generic[T]):
         target: Any = self.resolve(name, place)
         return stamped(getattr(target, "Hyper", target), self.selector, name)
 
-    def union(self, default: str | None = None) -> Any:
-        """Type of a field that takes any of the sections: a branch for each built-in name and one for users' own.
+    def choice(self) -> Any:
+        """Type of a field that takes any of the sections. Each is validated by the class that it names, which alone is
+        imported."""
+        return type(f"Any{self.base.__name__}", (AnySection,), {"registry": self})
 
-        Imports the modules of all built-in classes. default: name of sections that give none; None: the name is
-        required.
-        """
-        own = self._own or self._own_branch()
-        if not self.table:
-            return own
-        branches: list[Any] = [Annotated[self.section(name), Tag(name)] for name in self.table]
-        branches.append(Annotated[own, Tag(OWN)])
+    def sections(self, values: Any = None) -> list[type[BaseModel]]:
+        """The section class that `values` name; without it, all of them, and last the one of users' own classes.
 
-        def tag(values: Any) -> Any:
-            value = values.get(self.selector) if isinstance(values, dict) else getattr(values, self.selector, None)
-            name = default if value is None else value
-            return OWN if isinstance(name, str) and "." in name else name
+        The user's own class is imported; one that cannot be is represented by `unread`."""
+        name = values.get(self.selector) if isinstance(values, dict) else None
+        if not self._knows(name):
+            return [*map(self.section, self.table), self.unread]
+        try:
+            return [self.unread if self._own and "." in str(name) else self.section(str(name))]
+        except UserError:
+            return [self.unread]
 
-        return Annotated[Union[tuple(branches)], Discriminator(tag)]  # noqa: UP007
-
-    def _own_branch(self) -> Any:
-        """Branch for users' own sections: validated by the class that they name, serialized with all its fields."""
-        base: Any = self.base
-        text = f"Your own subclass of {base.__name__}: `{self.selector}` is its dotted path, other keys are its fields."
-        if self._function:
-            keys = ", ".join(f"`{key}`" for key in self._function.model_fields if key != self.selector)
-            text += f" Or your own function, with the keys {keys}."
-        namespace = {"__module__": __name__, "__doc__": text, "__annotations__": {self.selector: str}}
-        unread = type(base)(f"Own{base.__name__}", (base,), namespace, extra="allow")
-        _REGISTRIES[unread] = self
-
-        def enter(values: Any, unread_as: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-            if isinstance(values, base):
-                return values
-            name = values.get(self.selector) if isinstance(values, dict) else None
-            if info.context == WITHOUT_IMPORTS or not isinstance(name, str):
-                return unread_as(values)
+    def read(self, values: Any, info: ValidationInfo) -> BaseModel:
+        """Returns the section of plain values. Raises pydantic's errors."""
+        if isinstance(values, self._settings) and getattr(values, self.selector, None):
+            return values
+        name = values.get(self.selector) if isinstance(values, dict) else None
+        if name is None:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": self.selector})
+        if not self._knows(name):
+            known = {"discriminator": self.selector, "tag": str(name), "expected_tags": ", ".join(self.table)}
+            raise PydanticKnownError("union_tag_invalid", known)
+        if "." in name and (self._own or info.context == WITHOUT_IMPORTS):
+            section = self.unread
+        else:
             try:
                 section = self.section(name, place="")
             except UserError as error:
                 # The location of the pydantic error names the place.
                 raise PydanticCustomError("own_class", "{error}", {"error": str(error)}) from None
-            return section.model_validate(values, strict=True, context=info.context)
+        return section.model_validate(values, strict=True, context=info.context)
 
+    def _knows(self, name: Any) -> bool:
+        """Whether a name may select a section: a built-in one, or a dotted path."""
+        return isinstance(name, str) and ("." in name or name in self.table)
+
+    @property
+    def _settings(self) -> Any:
+        """Base class of all sections."""
+        base = self.base if issubclass(self.base, BaseModel) else HyperParameters
+        return base | self._own if self._own else base
+
+    @cached_property
+    def unread(self) -> type[BaseModel]:
+        """Section of a user's own class: `own`, or one that takes any keys, for a class that is not imported."""
+        if self._own:
+            return self._own
+        base: Any = self._settings
+        kind = self.base.__name__
+        text = f"Your own subclass of {kind}: `{self.selector}` is its dotted path, other keys are its fields."
+        if self._function:
+            keys = ", ".join(f"`{key}`" for key in self._function.model_fields if key != self.selector)
+            text += f" Or your own function, with the keys {keys}."
+        annotations = {self.selector: str, "dotted_key": ClassVar[str]}
+        namespace = {
+            "__module__": __name__,
+            "__doc__": text,
+            "__annotations__": annotations,
+            "dotted_key": self.selector,
+        }
+        unread: type[BaseModel] = type(base)(f"Own{kind}", (base,), namespace, extra="allow")
+        return unread
+
+    def union(self) -> Any:
+        """Union of all sections, from which the JSON schema is made. Imports the modules of all built-in classes."""
         own = "class or function" if self._function else "class"
         selector = {"type": "string", "pattern": DOTTED, "description": f"dotted path of your own {own}"}
         schema = {
             "title": "your own",
             "type": "object",
-            "description": text,
+            "description": self.unread.__doc__,
             "properties": {self.selector: selector},
             "required": [self.selector],
         }
-        return Annotated[SerializeAsAny[unread], WrapValidator(enter), WithJsonSchema(schema)]  # type: ignore[misc, valid-type]
+        last = self._own or Annotated[self.unread, WithJsonSchema(schema)]
+        branches = [Annotated[self.section(name), Tag(name)] for name in self.table]
+        branches.append(Annotated[last, Tag(OWN)])
+        return Annotated[Union[tuple(branches)], Discriminator(lambda _: OWN)] if self.table else last  # noqa: UP007
+
+
+class AnySection:
+    """Type of a field that takes any section of a registry."""
+
+    registry: ClassVar[Registry[Any]]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(cls.registry.read)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(TypeAdapter(cls.registry.union()).core_schema)
+
+    @classmethod
+    def sections(cls, values: Any = None) -> list[type[BaseModel]]:
+        """The section class that `values` name; without it, all of them."""
+        return cls.registry.sections(values)
 
 
 @cache
@@ -183,27 +233,9 @@ def _restored(section: type[BaseModel], selector: str, name: str, state: Any) ->
     return instance
 
 
-_REGISTRIES: dict[type[BaseModel], "Registry[Any]"] = {}
-"""Registries, by the class of the last branch of their union."""
-
-
 def selector_of(section: type[BaseModel]) -> str | None:
-    """Key of a section whose value may be a dotted path: of a union's last branch, or its `dotted_key`; else None."""
-    registry = _REGISTRIES.get(section)
-    key: str | None = registry.selector if registry else getattr(section, "dotted_key", None)
-    return key
-
-
-def own_section(branch: type[BaseModel], values: Any) -> type[BaseModel]:
-    """User's own section class that `values` name, for the last branch of a union; `branch` if there is none."""
-    registry = _REGISTRIES.get(branch)
-    if registry is None or not isinstance(values, dict):
-        return branch
-    try:
-        section: type[BaseModel] = registry.section(values[registry.selector])
-    except UserError:
-        return branch
-    return section
+    """Key of a section whose value may be a dotted path, its `dotted_key`; None if there is none."""
+    return getattr(section, "dotted_key", None)
 
 
 def described(base: type) -> str:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validato
 from pydantic_core import CoreSchema
 
 from hedgerow.algorithms.core.hyperparameters import Settings
+from hedgerow.platform.common.registry import AnySection
 
 
 class Section(Settings):
@@ -28,11 +29,13 @@ class NamedSection(Section):
         return {"name": value} if isinstance(value, str) else value
 
 
-def section_classes(annotation: Any) -> list[type[BaseModel]]:
-    """Section classes inside a type annotation."""
+def section_classes(annotation: Any, values: Any = None) -> list[type[BaseModel]]:
+    """Section classes inside a type annotation. values: of the file; they select the class of a registry."""
+    if isinstance(annotation, type) and issubclass(annotation, AnySection):
+        return annotation.sections(values)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [section for part in get_args(annotation) for section in section_classes(part)]
+    return [section for part in get_args(annotation) for section in section_classes(part, values)]
 
 
 def tag(section: type[BaseModel]) -> str | None:

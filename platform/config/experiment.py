@@ -2,11 +2,10 @@
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
-    SerializeAsAny,
     SerializerFunctionWrapHandler,
     create_model,
     field_validator,
@@ -14,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from hedgerow.algorithms.core.hyperparameters import HyperParameters, Rule
+from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.measures import Scoring
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
@@ -35,6 +34,7 @@ from hedgerow.platform.config.measures_section import (
 from hedgerow.platform.config.model_selection import Patience, selection_mistake, uses_test_samples
 from hedgerow.platform.config.privacy_section import Privacy
 from hedgerow.platform.config.registries import (
+    AlgorithmConfig,
     DataConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -297,10 +297,7 @@ class Tracking(Section):
         return uri
 
 
-H = TypeVar("H", bound=HyperParameters)
-
-
-class Experiment(Section, Generic[H]):
+class Experiment(Section):
     """One experiment: task, algorithm, rounds, resources, tracking."""
 
     rules = EXPERIMENT_RULES
@@ -318,7 +315,7 @@ class Experiment(Section, Generic[H]):
     )
     clients_per_round: int | None = Field(None, ge=1, description="clients in a round, in place of `participation`")
     task: TaskConfig
-    algorithm: SerializeAsAny[H]
+    algorithm: AlgorithmConfig = Field(description="training algorithm and its settings")
     aggregation: AggregationConfig = AggregationConfig()
     transforms: list[TransformConfig] = Field(
         [], description="transforms of a client's update before it is sent, in this order"

@@ -3,19 +3,16 @@
 import copyreg
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from hedgerow.algorithms import ALGORITHMS
-from hedgerow.algorithms.core.algorithm import Algorithm
-from hedgerow.algorithms.core.hyperparameters import HyperParameters, Settings
+from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.own_code import enter_folders, own_code
-from hedgerow.platform.common.errors import UserError, mistakes
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS
 from hedgerow.platform.common.servers import name_server
 from hedgerow.platform.config.composition import fill_in_environment, locate_files, merge
@@ -30,12 +27,6 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*")
 
 class Override(str):
     """Place of a key that an override has set."""
-
-
-class _SomeAlgorithm(HyperParameters, extra="allow"):
-    """Placeholder with any keys, for an algorithm that is not named, is invalid, or must not be imported."""
-
-    name: str = Field(description=f"one of {', '.join(sorted(ALGORITHMS))}, or the dotted path of your own")
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -59,11 +50,11 @@ def enter_folder_of(file: Path) -> None:
 def read_experiment(path: str | Path) -> Experiment:
     """Read the experiment file of a run without importing the classes that it names.
 
-    For callers that do not continue the run. The keys of its algorithm are not validated. Raises UserError.
+    For callers that do not continue the run. Keys of users' own classes are not validated. Raises UserError.
     """
     values, lines = read_file(Path(path))
     values.pop("search", None)
-    return _validated(values, _SomeAlgorithm, lines, str(path), imports=False)
+    return _validated(values, lines, str(path), imports=False)
 
 
 def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
@@ -97,42 +88,22 @@ def _composed(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Line
 def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:
     """Validate plain values. lines, source: places of the keys and of the rest, for messages. Raises UserError."""
     lines = dict(lines or {})
-    section = values.get("algorithm")
-    name = section.get("name") if isinstance(section, dict) else None
-    hyper: type[HyperParameters] = _SomeAlgorithm
-    algorithm = None
-    if isinstance(name, str):
-        place = lines.get(("algorithm", "name"), source)
-        try:
-            algorithm = algorithm_class(name, f"{place}: algorithm.name")
-        except UserError as error:
-            try:
-                _validated(values, hyper, lines, source)
-            except UserError as others:
-                raise mistakes(source, error.sentences + others.sentences) from None
-            raise
-        hyper = algorithms.section(name)
-    experiment = _validated(values, hyper, lines, source)
-    if algorithm:
-        _fits_its_loop(experiment, algorithm, lines.get(("algorithm", "name"), source))
-        copyreg.pickle(type(experiment), _reduce)
+    experiment = _validated(values, lines, source)
+    _fits_its_loop(experiment, lines.get(("algorithm", "name"), source))
     return experiment
 
 
-def _validated(
-    values: dict[str, Any], hyper: type[HyperParameters], lines: Lines, source: str, imports: bool = True
-) -> Experiment:
-    model: Any = Experiment[hyper]  # type: ignore[valid-type]
+def _validated(values: dict[str, Any], lines: Lines, source: str, imports: bool = True) -> Experiment:
     try:
-        experiment: Experiment = model.model_validate(values, strict=True, context=None if imports else WITHOUT_IMPORTS)
-        return experiment
+        return Experiment.model_validate(values, strict=True, context=None if imports else WITHOUT_IMPORTS)
     except ValidationError as error:
-        raise explain(error, model, values, lines, source) from None
+        raise explain(error, Experiment, values, lines, source) from None
 
 
-def _fits_its_loop(experiment: Experiment, algorithm: type[Algorithm], place: str) -> None:
+def _fits_its_loop(experiment: Experiment, place: str) -> None:
     """Check that the algorithm fits the task: a stream, or a bilevel problem. Raises UserError."""
     stream, name = experiment.task.partition.is_stream, experiment.algorithm.name
+    algorithm = algorithm_class(name)
     if algorithm.trains_on == "stream" and not stream:
         raise UserError(f"{place}: algorithm.name: {name} learns a stream of tasks; set `task.partition.kind: stream`")
     if stream and algorithm.trains_on != "stream":
@@ -156,6 +127,9 @@ def dump_experiment(experiment: Experiment) -> str:
 def _reduce(experiment: Experiment) -> tuple[Any, ...]:
     """Pickle an experiment as plain values, since the classes of its sections may exist for it alone."""
     return parse_experiment, (experiment.model_dump(mode="json"),)
+
+
+copyreg.pickle(Experiment, _reduce)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Lines]:
@@ -243,16 +217,10 @@ def _step(node: Any, key: str, path: Keys, place: str, word: str) -> str | int:
 
 def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Keys of the same section that cannot have a value if this one has. values: all values of the file."""
-    section = values.get("algorithm")
-    name = section.get("name") if isinstance(section, dict) else None
-    return _alternatives(name if isinstance(name, str) else None, keys)
-
-
-@cache
-def _alternatives(algorithm: str | None, keys: tuple[str, ...]) -> tuple[str, ...]:
-    hyper: type[HyperParameters] = _SomeAlgorithm
-    with suppress(UserError):
-        hyper = algorithm_class(algorithm).Hyper if algorithm else hyper
-    kinds = sections_at(Experiment[hyper], keys[:-1])  # type: ignore[valid-type]
-    pairs = {pair for kind in kinds if issubclass(kind, Settings) for pair in (*kind.exclusive_keys(), *kind.rivals)}
+    pairs = {
+        pair
+        for kind in sections_at(Experiment, keys[:-1], values)
+        if issubclass(kind, Settings)
+        for pair in (*kind.exclusive_keys(), *kind.rivals)
+    }
     return tuple(sorted({b for a, b in pairs if a == keys[-1]} | {a for a, b in pairs if b == keys[-1]}))

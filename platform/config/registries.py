@@ -8,6 +8,7 @@ from hedgerow.algorithms.aggregators.aggregator import Aggregator
 from hedgerow.algorithms.attacks import ATTACKS
 from hedgerow.algorithms.attacks.attack import Attack
 from hedgerow.algorithms.core.algorithm import Algorithm
+from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.objectives import OBJECTIVES
 from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.algorithms.transforms import TRANSFORMS
@@ -41,15 +42,17 @@ if TYPE_CHECKING:
     AggregatorConfig = Aggregator
     AttackConfig = Attack
     ObjectiveConfig = Objective
+    AlgorithmConfig = HyperParameters
 else:
-    DataConfig = datasets.union()
-    PartitionConfig = partitions.union()
-    ModelConfig = models.union()
-    ProblemConfig = problems.union()
-    TransformConfig = transforms.union()
-    AggregatorConfig = aggregators.union()
-    AttackConfig = attacks.union()
-    ObjectiveConfig = objectives.union()
+    DataConfig = datasets.choice()
+    PartitionConfig = partitions.choice()
+    ModelConfig = models.choice()
+    ProblemConfig = problems.choice()
+    TransformConfig = transforms.choice()
+    AggregatorConfig = aggregators.choice()
+    AttackConfig = attacks.choice()
+    ObjectiveConfig = objectives.choice()
+    AlgorithmConfig = algorithms.choice()
 
 
 def algorithm_class(name: str, place: str = "algorithm.name") -> type[Algorithm]:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from hedgerow.platform.common.errors import UserError, mistakes
-from hedgerow.platform.common.registry import OWN, OWN_WORDS, closest, nearest, own_section
+from hedgerow.platform.common.registry import OWN_WORDS, closest, nearest
 from hedgerow.platform.common.section import section_classes, tag
 
 Keys = tuple[str | int, ...]
@@ -196,25 +197,22 @@ def _shown(value: Any) -> str:
 def sections_at(model: type[BaseModel], location: Keys, values: Any = None) -> list[type[BaseModel]]:
     """Section classes that a location may have.
 
-    values: values of the file; they name the user's own classes, which are not part of the model.
+    values: values of the file; they select among the sections of a registry, which may be users' own.
     """
     sections: list[type[BaseModel]] = [model]
+    fields: list[FieldInfo] = []
     for step in location:
         if isinstance(step, int):
-            # An index of a list.
             values = values[step] if isinstance(values, list) and step < len(values) else None
-            continue
-        deeper = [
-            c for s in sections if step in s.model_fields for c in section_classes(s.model_fields[str(step)].annotation)
-        ]
-        if deeper:
-            sections = deeper
+        elif any(step in section.model_fields for section in sections):
+            fields = [section.model_fields[step] for section in sections if step in section.model_fields]
+            values = values.get(step) if isinstance(values, dict) else None
         else:
+            # A key that the user has chosen, or the name of a branch.
+            values = values[step] if isinstance(values, dict) and step in values else values
             sections = [s for s in sections if tag(s) == step] or [s for s in sections if tag(s) is None] or sections
-        if isinstance(values, dict) and step in values:
-            values = values[str(step)]
-        elif step == OWN:
-            sections = [own_section(section, values) for section in sections]
+            continue
+        sections = [section for field in fields for section in section_classes(field.annotation, values)] or sections
     return sections
 
 
@@ -235,4 +233,4 @@ def _selector(choices: list[type[BaseModel]]) -> str:
 
 def _tags(choices: list[type[BaseModel]]) -> list[str]:
     tags = [tag(section) for section in choices]
-    return [one for one in tags if one] + ([OWN_WORDS] if None in tags else [])
+    return sorted(filter(None, tags)) + ([f"or {OWN_WORDS}"] if None in tags else [])

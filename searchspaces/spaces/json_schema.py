@@ -32,12 +32,11 @@ def experiment_schema(own: Sequence[str] = ()) -> SchemaNode:
     Conditions on several keys, such as an algorithm that needs a stream, are left to the loader. Raises UserError.
     """
     sections: Any = tuple(_section(name, algorithm_class(name, "--algorithm")) for name in [*ALGORITHMS, *own])
-    algorithm: Any = Annotated[
-        _union(sections), Field(discriminator="name", description="training algorithm and its settings")
-    ]
+    algorithm: Any = Annotated[_union(sections), Field(discriminator="name")]
     file = create_model(
         "ExperimentFile",
-        __base__=Experiment[algorithm],
+        __base__=Experiment,
+        algorithm=(algorithm, Field(description=Experiment.model_fields["algorithm"].description)),
         search=(
             any_search() | None,
             Field(None, description="settings of `hedgerow search`; a plain run does not use them"),

@@ -238,7 +238,7 @@ def test_an_override_leaves_aliases_of_its_section_alone(tmp_path):
         ("task.model.hidden.0=3", "task.model.hidden is not a section; set it as a whole: --set task.model.hidden=..."),
         ("task.model={name: mlp, hidden: [0]}", "task.model.hidden.0 must be at least 1, not 0"),
         ("task.model.name=mpl", "task.model.name: 'mpl' is not known; did you mean 'mlp'?"),
-        ("algorithm.name=fedpox", "algorithm.name: 'fedpox' is not an algorithm; did you mean 'fedprox'?"),
+        ("algorithm.name=fedpox", "algorithm.name: 'fedpox' is not known; did you mean 'fedprox'?"),
         ("name=a:5", "name must be letters, digits"),
         ("rounds=\n- a\n- {b", "not valid YAML"),
     ],
@@ -265,8 +265,8 @@ def test_mistakes_of_all_sections_are_listed_together(tmp_path):
     heading, *lines = str(caught.value).splitlines()
     assert heading == f"{path}: 3 mistakes"
     assert [re.sub(r" \(allowed.*", "", line.removeprefix(f"  {path}:")) for line in lines] == [
-        "15: algorithm.name: 'fedavgg' is not an algorithm; did you mean 'fedavg'?",
         "2: seed must be at least 0, not -1",
+        "15: algorithm.name: 'fedavgg' is not known; did you mean 'fedavg'?",
         "19: search.kind: 'gird' is not known; did you mean 'grid'?",
     ]
 

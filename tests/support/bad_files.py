@@ -37,9 +37,9 @@ def add(line: str) -> str:
 
 
 MODELS = (
-    "(allowed: logreg, mlp, cnn, small_cnn, conv4, resnet18_gn, resnet_static, resnet_exit, preact_resnet, resnet, "
-    "shufflenet_v2, mobilenet_v2, vit, intervals, mlp_static, char_lstm, transformer_lm, transformer_classifier, "
-    "quadratic, the dotted path of your own)"
+    "(allowed: char_lstm, cnn, conv4, intervals, logreg, mlp, mlp_static, mobilenet_v2, preact_resnet, "
+    "quadratic, resnet, resnet18_gn, resnet_exit, resnet_static, shufflenet_v2, small_cnn, "
+    "transformer_classifier, transformer_lm, vit, or the dotted path of your own)"
 )
 ALGORITHMS = (
     "b_moml, central, comm_fedbio_non_iter, comm_fedbio_sketch, comm_fedbio_topk, decouple, disk, ditto, ds_fl, "
@@ -138,14 +138,18 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no kind",
         change(("    kind: dirichlet\n", "")),
-        (":7: task.partition is missing its key 'kind'", "one of iid, dirichlet, dirichlet_by_class, lab"),
+        (":7: task.partition is missing its key 'kind'", "one of acid, alid"),
     ),
     (
         "no model",
         change(("    name: mlp\n", "")),
-        (":11: task.model is missing its key 'name'", "one of logreg, mlp, cnn"),
+        (":11: task.model is missing its key 'name'", "one of char_lstm, cnn, conv4"),
     ),
-    ("no algorithm", change(("  name: fedavg\n", "")), (":14: algorithm.name is missing", "one of " + ALGORITHMS)),
+    (
+        "no algorithm",
+        change(("  name: fedavg\n", "")),
+        (":14: algorithm is missing its key 'name'", "one of " + ALGORITHMS[:-1]),
+    ),
     # Values of the wrong type.
     ("truth for rounds", change(("100\np", "true\np")), (":3: rounds must be a whole number, not true",)),
     ("fraction of a round", change(("100\np", "2.5\np")), (":3: rounds must be a whole number, not 2.5",)),
@@ -295,12 +299,12 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "data",
         change(("name: digits}", "name: mnits}")),
-        (":6: task.data.name: 'mnits' is not known", "'mnist'? (allowed: d"),
+        (":6: task.data.name: 'mnits' is not known", "'mnist'? (allowed: "),
     ),
     (
         "partition",
         change(("dirichlet", "dirichelt")),
-        (":8: task.partition.kind: 'dirichelt'", "'dirichlet'? (allowed: iid"),
+        (":8: task.partition.kind: 'dirichelt'", "'dirichlet'? (allowed: "),
     ),
     ("model", change(("mlp", "MPL")), (":12: task.model.name: 'MPL' is not known; did you mean 'mlp'? " + MODELS,)),
     ("model of a list", change(("mlp", "[mlp]")), (":12: task.model.name: ['mlp'] is not known", MODELS)),
@@ -309,7 +313,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("name: fedavg", "name: FedAvgg")),
         (":15: algorithm.name: 'FedAvgg'", "mean 'fedavg'?", ALGORITHMS),
     ),
-    ("algorithm of a number", change(("name: fedavg", "name: 3")), (":15: algorithm.name must be text, not 3",)),
+    ("algorithm of a number", change(("name: fedavg", "name: 3")), (":15: algorithm.name: 3 is not known", ALGORITHMS)),
     (
         "executor",
         add("resources: {executor: rya}"),

@@ -15,7 +15,7 @@ from hedgerow.platform.data.partitions.size_laws import ListedSizes, SizeLaw, di
 if TYPE_CHECKING:
     SizeLawConfig = SizeLaw
 else:
-    SizeLawConfig = Registry(SIZE_LAWS, SizeLaw, "task.partition.sizes.kind").union()
+    SizeLawConfig = Registry(SIZE_LAWS, SizeLaw, "task.partition.sizes.kind").choice()
 
 
 class DealtScheme(SplitScheme):
