@@ -696,11 +696,12 @@ def test_other_keys_take_no_secrets(line, said, here, monkeypatch):
     assert "geheim" not in done.output
 
 
-def test_mlflow_sends_no_usage_statistics():
+@pytest.mark.grid(keep=1)
+@pytest.mark.parametrize("first", ["import hedgerow.searchspaces.results.mlflow_search\n", ""])
+def test_mlflow_sends_no_usage_statistics(first):
     code = (
         "import sys; import hedgerow.platform.tracking.mlflow_store\n"
         "from mlflow.telemetry.utils import is_telemetry_disabled; sys.exit(not is_telemetry_disabled())"
     )
-    for import_first in ("", "import hedgerow.searchspaces.results.mlflow_search\n"):
-        outside = {name: value for name, value in os.environ.items() if name not in ("MLFLOW_DISABLE_TELEMETRY", "CI")}
-        assert subprocess.run([sys.executable, "-c", import_first + code], env=outside).returncode == 0
+    outside = {name: value for name, value in os.environ.items() if name not in ("MLFLOW_DISABLE_TELEMETRY", "CI")}
+    assert subprocess.run([sys.executable, "-c", first + code], env=outside).returncode == 0

@@ -255,9 +255,10 @@ def test_added_metrics_are_recorded_once_and_change_no_other_number(tmp_path, mo
     assert added.summary["report"].keys() == {"mean_train_loss", "loss_gap"}
 
 
-@pytest.mark.parametrize("executor", ["inline", "ray"])
-@pytest.mark.usefixtures("ray_here")
-def test_a_logger_ends_the_run_and_a_resume_ends_it_in_the_same_round(executor, tmp_path, monkeypatch):
+@pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.exhaustive("processes"))])
+def test_a_logger_ends_the_run_and_a_resume_ends_it_in_the_same_round(executor, tmp_path, monkeypatch, request):
+    if executor == "ray":
+        request.getfixturevalue("ray_here")
     monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
     plain = run(experiment(tmp_path / "plain"))
     third = plain.records[2]["test_accuracy"]

@@ -322,6 +322,7 @@ def test_one_actor_and_two_agree(tmp_path):
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.grid(keep=1)
 def test_a_resumed_run_ends_like_an_undisturbed_one(buffers, tmp_path):
     def wanted(name, rounds):
         settings = {"checkpoints": {"every": 1}, "output": str(tmp_path / name), "rounds": rounds}

@@ -68,6 +68,7 @@ def expected_end(values, evaluations, min_delta, sign):
 
 
 @pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
+@pytest.mark.grid(keep=1)
 def test_the_best_round_is_the_first_best_of_the_records_and_has_a_checkpoint(metric, full, tmp_path):
     run = hedgerow.run(small(tmp_path, **SETTINGS, checkpoints__best=metric), show=False)
     assert numbers(run) == numbers(full)

@@ -129,6 +129,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("kind", LATE)
+@pytest.mark.grid(keep=1)
 def test_own_code_that_fails_in_a_later_round_ends_the_run_with_its_place(kind, own, tmp_path):
     algorithm, resources, line, message = LATE[kind]
     result = own(algorithm={"name": algorithm}, resources={"executor": "auto", **resources}, engine={"mode": "loop"})

@@ -33,6 +33,7 @@ def test_the_latest_models_of_all_clients_are_followed_on_any_worker(tmp_path):
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "toys.TwoPhases"])
 @pytest.mark.parametrize("late", [True, False])
+@pytest.mark.grid
 def test_lost_calls_change_nothing_and_each_is_reported_once(name, late, tmp_path_factory):
     chosen, folder = experiment(name), tmp_path_factory.mktemp
     calm = outcome(coordinator(chosen, folder("calm") / "run", workers=2))

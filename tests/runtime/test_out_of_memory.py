@@ -41,6 +41,7 @@ def chunks(step: str, chunk: int, other: int = 4) -> dict:
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 @pytest.mark.parametrize("step", ["train", "evaluate"])
+@pytest.mark.grid
 def test_a_run_whose_chunk_is_halved_has_the_numbers_of_one_with_that_chunk(tmp_path, step, kind, capsys):
     settings = INLINE | {"algorithm__kind": kind, "algorithm__step": step}
     halved = run(small(tmp_path / "halved", **settings, engine=chunks(step, 4)))

@@ -86,6 +86,7 @@ def experiment(folder, name="fedavg", **changes):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "scaffold"])
+@pytest.mark.grid(keep=2)
 def test_methods_are_private_by_the_same_section(name, tmp_path):
     finished = run(experiment(tmp_path, name))
     epsilons = [record["epsilon"] for record in finished.records]

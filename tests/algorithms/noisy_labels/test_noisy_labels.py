@@ -178,6 +178,7 @@ SOLVER = {"u_steps": 10, "u_lr": 0.3, "upper_lr": 0.3}
     ],
     ids=["topk", "sketch", "non_iter"],
 )
+@pytest.mark.grid(keep=1)
 def test_wrong_labels_are_found(section, least, noise, on_gaussians):
     """Section 6.7: far more than by taking all labels for wrong, whose F1 is .57 and .71; and FedAvg is bettered."""
     plain, robust = on_gaussians(noise, name="fedavg", **FED), on_gaussians(noise, **ROBUST, **section)

@@ -54,6 +54,7 @@ def late_bloomer(total: int, experts: int = 24) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.grid(keep=10)
 def test_the_bound_holds_against_every_expert_with_the_losses_that_it_would_have_had(seed):
     for losses, rho in product(streams(seed).values(), RHOS):
         records, buffer = play(losses, rho)

@@ -75,6 +75,7 @@ def reference(losses: np.ndarray, grace: int, reduction: int, smooth: float) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.grid(keep=6)
 def test_the_blocks_are_those_of_a_plain_reference_and_use_all_the_work(seed):
     losses = curves(seed)
     for grace, reduction, smooth in product((1, 2, 5), (2, 3, 20), (0.0, 0.25, 0.5, 1.0)):

@@ -104,6 +104,7 @@ def test_optuna_and_a_function_with_metric_and_mode_of_the_configuration_and_key
     assert any(one["hedge/regret"] > 0 for one in logged)
 
 
+@pytest.mark.exhaustive("processes")
 def test_trials_that_come_later_run_to_their_end_and_rewards_have_a_range(tmp_path, caplog):
     scheduler = HedgeScheduler(metric="reward", mode="max", range=(-10, 0), experts=5)
     space = {"number": tune.grid_search([0.3, 0.45, 0.71])}
@@ -113,6 +114,7 @@ def test_trials_that_come_later_run_to_their_end_and_rewards_have_a_range(tmp_pa
     assert "HedgeScheduler(experts=5): there are 3 trials" in caplog.text
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_searcher_that_finishes_early_has_as_many_experts_as_it_proposed(tmp_path, caplog):
     class Short(BasicVariantGenerator):
         @property
@@ -155,6 +157,7 @@ def test_a_class_without_checkpoints_is_refused_before_its_first_pause(tmp_path)
     free_reservations()
 
 
+@pytest.mark.exhaustive("processes")
 def test_lock_step_with_room_for_all_starts_each_process_once(tmp_path):
     scheduler = HedgeScheduler(metric="loss", mode="min", rules=TrialRules(ahead=0))
     space = {"log": str(tmp_path / "log"), "number": tune.grid_search([1, 2, 3])}
@@ -186,6 +189,7 @@ def test_a_trial_that_failed_never_wins_and_nan_is_the_worst_loss(tmp_path):
     assert standing.winner == names[1]
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_search_that_ends_before_its_first_complete_round_has_no_weights(tmp_path, caplog):
     def first_only(config: dict[str, Any]) -> None:
         if config["number"]:
@@ -226,6 +230,7 @@ def saving(config: dict[str, Any]) -> None:
             tune.report({"loss": height(config, step)}, checkpoint=tune.Checkpoint.from_directory(folder))
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_restored_search_of_a_searcher_keeps_the_numbers_of_its_trials(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
     (armed := tmp_path / "armed").touch()

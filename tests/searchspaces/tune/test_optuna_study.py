@@ -54,6 +54,7 @@ def test_a_sampler_proposes_values_of_the_space_the_same_for_the_same_seed(tmp_p
 
 @pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"], ids=["memory", "database"])
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
+@pytest.mark.grid
 def test_a_search_that_goes_on_proposes_the_values_of_an_undisturbed_one(tmp_path, sampler, storage):
     def propose(searcher: StudySearcher, names: str) -> list[dict]:
         """Proposals one after the other, each with the result of the one before; 12, since the first 10 are random."""

@@ -158,6 +158,7 @@ class Machine:
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.grid
 def test_a_search_that_is_killed_after_any_report_decides_as_an_undisturbed_one(tmp_path, name, slots):
     calm = Machine(tmp_path / "calm", KINDS[name], slots)
     assert calm.run()
