@@ -1,4 +1,4 @@
-"""Workloads of the contenders in peers.py: the eleven tasks of workloads.yaml."""
+"""Workloads of the contenders in peers.py: the tasks of workloads.yaml."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

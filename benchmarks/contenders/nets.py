@@ -1,5 +1,6 @@
 """Models of workloads that Hedgerow does not have built in."""
 
+import torch
 from torch import Tensor, nn
 
 
@@ -25,6 +26,19 @@ class CharGRU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.gru(self.embed(x))[0][:, -1])
+
+
+class CharTransformer(nn.Module):
+    """Next-character model: 2 pre-norm layers of 4 heads, embedding of 64, 128 hidden units; 80 characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(128, 64), nn.Parameter(0.02 * torch.randn(80, 64))
+        layers = [nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True, norm_first=True) for _ in range(2)]
+        self.layers, self.out = nn.Sequential(*layers), nn.Linear(64, 65)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layers(self.embed(x) + self.place)[:, -1])
 
 
 class NormBlock(nn.Module):
