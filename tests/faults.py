@@ -102,7 +102,7 @@ FAULTS = [
         w, loss = minimize(self.task.loss, down["w"], data, hp)""",
         """w, loss = minimize(self.task.loss, down["w"], data, hp)
         error = self.mean_loss(w, data)""",
-        "tests/algorithms/noisy_labels/test_noisy_labels.py",
+        "tests/algorithms/noisy_labels/test_comm_fedbio.py",
     ),
     Fault(
         "the trimmed mean weights an update by its client's weight",
@@ -123,7 +123,7 @@ FAULTS = [
         "algorithms/transforms/sparsify.py",
         '{"residual": total - approximation}',
         '{"residual": flat(update) - approximation}',
-        "tests/algorithms/transforms/test_transforms.py",
+        "tests/algorithms/core/test_slots.py",
     ),
     Fault(
         "a client's multiplier moves by the mean of the auxiliary loss over its samples, not over its mini-batches",
@@ -165,7 +165,7 @@ FAULTS = [
         "algorithms/problems/cleaning.py",
         "(counts.cumsum(0) - (counts - 1) / 2)[inverse]",
         "counts.cumsum(0)[inverse]",
-        "tests/algorithms/bilevel/test_fedbio.py",
+        "tests/algorithms/optim/test_hypergradient.py",
     ),
     # ---- machine ----------------------------------------------------------------------------------------------------
     Fault(
@@ -173,7 +173,7 @@ FAULTS = [
         "platform/runtime/executor.py",
         "            store.begin()\n",
         "            pass\n",
-        "tests/runtime/test_executor.py",
+        "tests/runtime/test_out_of_memory.py",
     ),
     Fault(
         "the server waits for no client that cannot answer any more",
@@ -250,7 +250,7 @@ FAULTS = [
         "platform/models/initial_weights.py",
         "        if not chosen:\n",
         "        if not names:\n",
-        "tests/models/test_frozen.py",
+        "tests/models/test_initial_weights.py",
     ),
     Fault(
         "one run without noise ends the privacy of all",
@@ -271,7 +271,7 @@ FAULTS = [
         "platform/ui/series.py",
         "both[:, 1].std(ddof=1)",
         "both[:, 1].std()",
-        "tests/ui/test_plotting.py tests/reports/test_charts.py",
+        "tests/reports/test_charts.py",
     ),
     Fault(
         "a sleeping expert keeps its probability",
