@@ -197,11 +197,11 @@ FAULTS = [
         "tests/storage/test_checkpoint.py",
     ),
     Fault(
-        "records of rounds that were undone do not stay behind new ones",
+        "bytes behind the saved records are cut off before new ones are written",
         "platform/storage/history.py",
         "                stream.truncate(start)\n",
         "",
-        "tests/storage",
+        "tests/storage/test_checkpoint.py",
     ),
     Fault(
         "a section of another kind replaces that of the base file as a whole",
