@@ -21,7 +21,7 @@ from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.tune.search_runner import search
 
 INLINE = {"resources": {"executor": "inline"}, "algorithm__name": "toys.Hungry"}
-STEPS = {"train": "train/clients", "evaluate": "evaluate_client/clients", "again": "again/clients"}
+STEPS = {"train": "train/clients", "evaluate": "evaluate_client/clients"}
 
 
 @pytest.fixture
@@ -61,15 +61,6 @@ def test_a_run_whose_chunk_is_halved_has_the_numbers_of_one_with_that_chunk(tmp_
     again = run(small(tmp_path / "again", **settings, engine={"mode": "vmap", "chunk": 4, "plans": halved.plans}))
     assert same(again, halved)
     assert "notices" not in again.folder.record()
-
-
-def test_a_round_that_is_repeated_begins_with_the_states_before_it(tmp_path):
-    """Its second exchange does not fit when the first one has written states."""
-    settings = INLINE | {"algorithm__name": "toys.HungryLater", "algorithm__step": "again"}
-    halved = run(small(tmp_path / "halved", **settings, engine=chunks("again", 4)))
-    given = run(small(tmp_path / "given", **settings, engine=chunks("again", 2)))
-    assert len(halved.folder.record()["notices"]) == 1
-    assert same(halved, given)
 
 
 def test_a_chunk_is_halved_until_it_fits(tmp_path):

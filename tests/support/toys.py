@@ -188,22 +188,6 @@ class Hungry(Stateful):
         return AtMost.apply(value, hp.most, hp.kind) if is_limited else value
 
 
-class HungryLater(Hungry):
-    """A second exchange of each round trains again, and it alone needs the memory."""
-
-    class Hyper(Hungry.Hyper):
-        name: str = "toys.HungryLater"
-
-    def round(self, server, cohort):
-        first = yield from super().round(server, cohort)
-        result = yield Exchange(self.again, first, cohort.clients, batches=self.hyper.batches)
-        return {"w": result.up["w"]}
-
-    def again(self, hp, down, state, data):
-        up, state, metrics, *_ = Stateful.train(self, hp, down, state, data)
-        return up, state, {"loss": self._limited(hp, "again", data, metrics["loss"])}
-
-
 class Broken(FedAvg):
     """An algorithm with a mistake that shows in round 2."""
 
