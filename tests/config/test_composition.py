@@ -56,6 +56,9 @@ def test_sections_are_merged_lists_and_sections_of_another_kind_are_replaced(her
     }  # fmt: skip
     prox = resolved(here, "base: common.yaml\nalgorithm: {name: fedprox, mu: 0.1}")["algorithm"]
     assert (prox["mu"], prox["batch_size"]) == (0.1, 50)
+    iid = resolved(here, "base: common.yaml\ntask: {partition: {kind: iid, clients: 20}}")["task"]["partition"]
+    assert iid["kind"] == "iid"
+    assert "alpha" not in iid
 
 
 def test_a_key_replaces_the_keys_that_exclude_it(here):

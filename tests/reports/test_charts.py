@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hedgerow.platform.ui.charts import areas, bars, figure, heat, histogram, lines
-from hedgerow.platform.ui.series import Series
+from hedgerow.platform.ui.series import Series, mean_series
 from hedgerow.reports.page.svg import svg
 
 RISING = [(i, 0.1 + 0.8 * (1 - 0.8**i)) for i in range(1, 41)]
@@ -16,6 +16,16 @@ def test_what_is_not_finite_is_left_out_and_nothing_is_no_chart():
     assert gap.data.cells == {"round": ["1", "3"], "a": ["0.5", "0.7"]}
     assert lines("t", [Series("a", [(1, float("inf"))])], "round", "loss") is None
     assert svg(lines("t", [Series("a", [(1, 0.5)])], "round", "accuracy", "%")).count("<use ") == 1
+
+
+def test_a_line_is_a_mean_over_seeds_with_one_sample_standard_deviation_as_its_band():
+    curves = [{1: (10.0, 0.1), 2: (20.0, 0.5), 3: (30.0, 0.9)}, {1: (12.0, 0.3), 2: (24.0, 0.5)}]
+    line = mean_series("FedAvg", curves, 4)
+    # It ends with the shortest run. Two values a and b have the sample standard deviation |a - b| / sqrt 2.
+    assert line.points == [(11.0, pytest.approx(0.2)), (22.0, 0.5)]
+    assert line.spread == [pytest.approx(0.2 / 2**0.5), 0.0]
+    assert (line.label, line.index) == ("FedAvg", 4)
+    assert mean_series("FedAvg", curves[:1], 0).spread == []
 
 
 def test_weights_and_counts_are_behind_their_charts():

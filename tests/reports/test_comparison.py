@@ -24,6 +24,12 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 def test_the_deviation_is_a_samples_and_one_value_has_none():
     assert MeanStd.of([1.0, 2.0, 3.0]) == MeanStd(2.0, 1.0, 3)
     assert MeanStd.of([5.0]) == MeanStd(5.0, None, 1)
+    assert MeanStd.known([1.0, 2.0, 3.0]) == MeanStd(2.0, 1.0, 3)
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, math.inf])
+def test_the_mean_is_unknown_if_a_value_is(missing):
+    assert MeanStd.known([1.0, missing, 3.0]) is None
 
 
 def test_two_pairs_follow_cauchy_and_three_have_a_closed_form_too():

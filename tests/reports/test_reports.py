@@ -132,6 +132,17 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     assert sent["per round"] == number(sum(spent) / 14)
 
 
+def test_the_worst_tenth_of_twelve_clients_are_two_of_them(runs):
+    (run,) = read_all([str(runs[0].path)]).runs
+    given = replace(run, record=run.record | {"client_accuracies": [k / 20 for k in range(12)]})
+    groups = group_by_seed([given])[0]
+    (fairness,) = (part for part in sections(ReportData(runs=groups[0].runs), groups) if part.name == "fairness")
+    (row,) = fairness.parts[-1].texts
+    assert {key: row[key] for key in ("lowest", "worst 10 %", "median", "highest")} == {
+        "lowest": "0.0 %", "worst 10 %": "2.5 %", "median": "27.5 %", "highest": "55.0 %"
+    }  # fmt: skip
+
+
 def test_the_page_names_the_runs_that_diverged(runs):
     one, other = (run for run in read_all([str(folder.path) for folder in runs[:2]]).runs)
     warned = replace(other, record=other.record | {"diverged": ["the run diverged: its test loss is inf in round 6"]})

@@ -8,8 +8,8 @@ import hedgerow
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs import runner
-from hedgerow.platform.runs.same_settings import decisive_settings
-from hedgerow.platform.tracking.run_folder import new_run
+from hedgerow.platform.runs.same_settings import decisive_settings, same_settings
+from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.searchspaces.spaces.search_file import parse_search
 
 FILE = {
@@ -128,6 +128,15 @@ def test_an_accepted_change_is_recorded_and_continues_from_the_checkpoint(stoppe
     assert without_clock(finished)[2] != without_clock(calm)[2]
     # The file is now the one that the run has continued with.
     assert finished.folder.record()["settings"]["algorithm.lr"] == 0.7
+
+
+def test_changes_are_recorded_one_after_the_other(stopped):
+    folder = RunFolder(stopped)
+    start = folder.record()["settings"]
+    for seed in (1, 2):
+        same_settings(folder, start | {"seed": seed}, accept=True)
+    assert [note["settings"] for note in folder.record()["changes"]] == [{"seed": [0, 1]}, {"seed": [1, 2]}]
+    assert folder.record()["settings"]["seed"] == 2
 
 
 def test_another_model_cannot_continue_from_the_checkpoint(stopped):

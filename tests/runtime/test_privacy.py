@@ -48,6 +48,8 @@ def test_mechanisms_compose():
     assert both == pytest.approx(accounting.epsilon(1.0, 0.01, 1000, 1e-5), rel=1e-3)
     assert accounting.composed([(1.0, 0.01, 0)], 1e-5) == 0
     assert accounting.epsilon(0.0, 0.1, 1, 1e-5) == math.inf
+    # One run without noise is enough to reveal a client.
+    assert accounting.composed([(1.0, 0.01, 400), (0.0, 0.1, 1)], 1e-5) == math.inf
 
 
 def test_clients_take_part_independently():

@@ -478,6 +478,18 @@ def test_a_resume_cuts_off_the_records_after_the_position_of_its_checkpoint(tmp_
     assert flaw(first) is None
 
 
+def test_bytes_behind_the_saved_records_are_cut_off_before_others_are_written(tmp_path):
+    """A process that was suspended may write a last record when another one has taken over its run."""
+    history, file = History(records(1, 2)), tmp_path / "metrics.jsonl"
+    history.save(file)
+    history.settle()
+    with file.open("a") as stream:
+        stream.write(10 * '{"round": 3, "loss": 9.0}')
+    history.append(records(3, 3)[0])
+    history.write(file)
+    assert file.read_text() == "".join(seal(record) + "\n" for record in records(1, 3))
+
+
 @pytest.mark.parametrize("lines", [0, 2, 3])
 def test_records_that_are_cut_off_between_lines_are_noticed(tmp_path, lines):
     folder = written(tmp_path / "checkpoints", 4, 0.0, History(records(1, 4)))

@@ -100,6 +100,19 @@ def test_it_converges_as_fast_as_published(decoder, bound):
     assert decoder == "fista" or values == sorted(values, reverse=True)
 
 
+def test_the_accelerated_steps_are_those_of_the_paper():
+    """Beck and Teboulle, 2009, equations 4.1 to 4.3, in NumPy."""
+    matrix, omega = sparse_instance()
+    found, trace = decoded(lasso(matrix, lasso=0.02, decode_steps=6, decoder="fista"), omega)
+    x, y, t, gamma = np.zeros(60), np.zeros(60), 1.0, float(trace.gamma)
+    for _ in range(6):
+        point, last = y - gamma * matrix.T @ (matrix @ y - omega), x
+        x = np.sign(point) * np.maximum(np.abs(point) - gamma * 0.02, 0)
+        t, before = (1 + (1 + 4 * t**2) ** 0.5) / 2, t
+        y = x + (before - 1) / t * (x - last)
+    assert found.numpy() == pytest.approx(x, abs=1e-12)
+
+
 @pytest.mark.exhaustive("convergence")
 def test_the_encoder_is_minus_the_derivative_of_the_decoder():
     """C11, and C3: on a converged decode, by finite differences; whatever the decoder's step."""

@@ -61,13 +61,16 @@ def test_scaffolds_first_round_is_fedavgs():
     assert identical(model(runs[0]), model(runs[1]))
 
 
-def test_scaffold_counts_the_steps_that_each_client_took():
-    # After one round from c = 0, c_k = (w - w_k) / (K lr), with K = epochs * ceil(n / batch size).
-    first = ragged(Scaffold, rounds=1, participation=1.0, evaluation=BY_CLIENTS)
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_scaffold_counts_the_steps_that_each_client_took(momentum):
+    # After one round from c = 0, c_k = (w - w_k) / (K lr), with K = epochs * ceil(n / batch size). With momentum, K is
+    # the sum of the weights that the gradients of the steps have in w - w_k.
+    first = ragged(Scaffold, {"momentum": momentum}, rounds=1, participation=1.0, evaluation=BY_CLIENTS)
     list(first)
     start = small_task(DATA).init()
     for k, state in states_of(first).items():
-        steps = 2 * -(-int(RAGGED.train_sizes[k]) // 8)
+        number = 2 * -(-int(RAGGED.train_sizes[k]) // 8)
+        steps = sum(momentum**i for last in range(1, number + 1) for i in range(last))
         expected = {name: (start[name] - p) / (steps * 0.2) for name, p in state[LATEST_CLIENT_MODEL].items()}
         assert distance(state["c"], expected) < 1e-6
 

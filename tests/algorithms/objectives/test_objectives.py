@@ -208,6 +208,14 @@ def test_the_multiplier_rises_while_the_side_loss_is_above_its_limit():
     assert distance(model(loose), model(without)) < 1e-6
 
 
+@pytest.mark.parametrize("mode", [("loop", 1), ("vmap", 3)])
+def test_the_side_loss_is_a_mean_over_samples_whatever_the_mini_batches(mode):
+    """Of clients of different sizes, whose last mini-batches are smaller than the others."""
+    settings = {"side": {"kind": "distillation", "limit": 0.0}, "on": task(augment=None), "rounds": 1, "lr": 1e-9}
+    (small,), (whole,) = (list(run(FedAvg, mode=mode, batch_size=size, **settings)) for size in (8, None))
+    assert small["train_side_loss"] == pytest.approx(whole["train_side_loss"], rel=1e-5)
+
+
 # ---- synthetic samples: experimental ---------------------------------------------------------------------------------
 
 

@@ -196,6 +196,8 @@ def test_smoothing_takes_the_mean_of_the_last_share_of_the_values():
         [0.8, 0.8, 0.6, 0.6, 0.375]
     )
     assert smoothed([0.0] * 27 + [3.0] * 3, 0.1) == 3.0
+    # In floating point, 0.07 * 100 is more than 7.
+    assert smoothed([0.0] * 93 + [3.0] * 7, 0.07) == 3.0
     assert smoothed([math.inf, 0.5], 0.5) == 0.5
     assert math.isnan(smoothed([math.nan, 0.5], 1.0))
 
