@@ -205,3 +205,12 @@ def test_algorithms_know_nothing_of_the_platform_and_libraries_stay_where_they_b
 def test_platform_is_no_package_that_shadows_the_standard_library_s_module():
     assert not (ROOT / "platform" / "__init__.py").exists()
     assert not list((ROOT / "tests").rglob("platform"))
+
+
+def test_every_fault_of_the_list_is_an_edit_of_one_place(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests")
+    from faults import FAULTS
+
+    for fault in FAULTS:
+        assert (ROOT / fault.file).read_text().count(fault.before) == 1, fault.promise
+        assert (ROOT / fault.near.partition("::")[0]).exists(), fault.near
