@@ -228,7 +228,7 @@ def autoscaler_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 def test_all_pods_meet_the_restricted_pod_security_standard():
     added = {f"{name} head": [autoscaler_of(spec)] for name, spec in clusters().items()}
-    assert len(pods()) == 7
+    assert len(pods()) == 9
     for name, pod in pods().items():
         assert violations(pod, added.get(name)) == [], name
 
@@ -260,12 +260,48 @@ def test_a_manifest_s_workers_start_on_demand_on_nodes_with_gpus(name):
     assert spec["enableInTreeAutoscaling"] is True
     # Of version 2, KubeRay itself sets the variables and the restart policy, but only where it is named.
     assert spec["autoscalerOptions"]["version"] == "v2"
+    assert [group["groupName"] for group in spec["workerGroupSpecs"]] == ["gpu", "cpu"]
     for group in spec["workerGroupSpecs"]:
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (0, 0, 4)
         pod = group["template"]["spec"]
-        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+        tolerated = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod.get(
+            "tolerations", []
+        )
+        (container,) = pod["containers"]
+        amounts = container["resources"]
+        assert [tolerated, *("nvidia.com/gpu" in amounts[key] for key in ("requests", "limits"))] == [
+            group["groupName"] == "gpu"
+        ] * 3
         assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
-    assert parse_nodes(str(FILES / "kuberay-cluster.yaml"))[0].name == "gpu 1, started on demand"
+    # Nothing of the head runs on a GPU.
+    (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
+    assert "nvidia.com/gpu" not in head["resources"]["limits"]
+    nodes = [node.name for node in parse_nodes(str(FILES / "kuberay-cluster.yaml"))]
+    assert (nodes[0], nodes[4]) == ("gpu 1, started on demand", "cpu 1, started on demand")
+
+
+def test_both_manifests_describe_the_same_cluster():
+    """But for the job's experiment, and the variables, which a job has in its runtime environment."""
+
+    def common(spec: dict[str, Any]) -> dict[str, Any]:
+        spec = copy.deepcopy(spec)
+        pod = spec["headGroupSpec"]["template"]["spec"]
+        pod["containers"][0].pop("env", None)
+        for one in (pod["volumes"], pod["containers"][0]["volumeMounts"]):
+            one[:] = [entry for entry in one if entry["name"] != "experiment"]
+        return spec
+
+    assert common(clusters()["cluster"]) == common(clusters()["job"])
+
+
+def test_pods_pull_their_images_and_reserve_their_disk():
+    for name, pod in pods().items():
+        for container in pod["spec"]["containers"]:
+            if name != "redis":
+                assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+                assert container["imagePullPolicy"] == "IfNotPresent"
+            if name not in ("redis", "submitter"):
+                assert "ephemeral-storage" in container["resources"]["requests"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -347,7 +383,15 @@ def test_the_job_runs_an_experiment_that_can_be_submitted(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert command[1] == "/experiment/experiment.yaml"
     check_command([command[0], "experiment.yaml", *command[2:]], main, ships=False)
-    (gpu,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    # A job that starts again continues its run, on the volume that outlives the pods.
+    assert "--job" in command
+    assert job["backoffLimit"] > 0
+    head = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    folders = {mount["mountPath"]: mount["name"] for mount in head["volumeMounts"]}
+    variables = yaml.safe_load(job["runtimeEnvYAML"])["env_vars"]
+    for folder in (experiment.output, variables["HEDGEROW_DATA_ROOT"], variables["PYTHONPATH"]):
+        assert folders[str(Path(folder).parent)] == "shared"
+    gpu = job["rayClusterSpec"]["workerGroupSpecs"][0]
     limits = gpu["template"]["spec"]["containers"][0]["resources"]["limits"]
     per_gpu = int(1 / experiment.resources.gpus_per_actor)
     assert int(limits["cpu"]) >= per_gpu * int(limits["nvidia.com/gpu"]) * experiment.resources.cpus_per_actor
@@ -396,7 +440,8 @@ def test_images_and_versions_are_those_of_this_project():
         assert spec["rayVersion"] == PINNED["ray"]
     images = {name: [container["image"] for container in pod["spec"]["containers"]] for name, pod in pods().items()}
     assert images.pop("redis") == ["redis:7.4"]
-    assert set(map(tuple, images.values())) == {(f"hedgerow:{version[1]}",)}
+    assert images.pop("submitter") == [base.removesuffix("-gpu")]
+    assert set(map(tuple, images.values())) == {(f"registry.example.com/hedgerow:{version[1]}",)}
 
 
 def test_the_image_gets_all_that_is_installed():
