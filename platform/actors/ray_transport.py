@@ -77,6 +77,11 @@ class ClientActor:
 
     def load_run(self, spec: ActorSpec, data: dict[str, Any], partition: dict[str, Any]) -> None:
         """Serve a run, the first or a later one."""
+        if spec.resources.gpu and not torch.cuda.is_available():
+            raise RuntimeError(
+                "PyTorch finds no GPU there, although Ray has one; install the driver that `hedgerow plan` names, or "
+                "set resources.gpus_per_actor to 0"
+            )
         init_process(spec.resources.threads, resources=spec.resources)
         self.worker = Worker(*worker_arguments(spec.experiments, Dataset.opened(data), Partition(**partition)))
 
@@ -227,9 +232,9 @@ class RayTransport:
         reason = str(error).strip().splitlines()[-1]
         self.left_out[node] = reason
         others = {one["NodeID"]: one for one in ray.nodes() if one["Alive"] and one["NodeID"] not in self.left_out}
-        if not node or not actors_that_fit(self.spec.resources, [one["Resources"] for one in others.values()]):
-            return Answer(worker, error=RuntimeError(f"a process could not start: {reason}"))
         name = next((name_of(one) for one in ray.nodes() if one["NodeID"] == node), node)
+        if not node or not actors_that_fit(self.spec.resources, [one["Resources"] for one in others.values()]):
+            return Answer(worker, error=UserError(f"no client actor can start, at last on node {name}: {reason}"))
         return Answer(worker, lost=f"it cannot start on node {name}, which is left out of this run: {reason}")
 
     def sum_up(self, totals: list[Any], scale: float) -> Tree:

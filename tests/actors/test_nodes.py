@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from paths import SUPPORT
 from processes import hedgerow
 from ray_clusters import Nodes, environment, until
@@ -30,6 +31,23 @@ def nodes():
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="client actors find the GPU")
+def test_a_driver_needs_no_gpu_and_nodes_without_their_gpus_end_the_run_in_one_sentence(nodes, tmp_path):
+    nodes.add("without")
+    resources = {"executor": "ray", "actors": 1, "cpus_per_actor": 0.5, "gpus_per_actor": 1}
+    experiment = small(tmp_path / "runs", resources=resources)
+    (tmp_path / "file.yaml").write_text(dump_experiment(experiment))
+    driver = hedgerow(
+        "run", str(tmp_path / "file.yaml"), "--address", nodes.address, env=environment(), stderr=subprocess.PIPE
+    )
+    said = driver.communicate(timeout=200)[1].decode()
+    assert driver.returncode == 2, said
+    (sentence,) = said.splitlines()
+    assert "no client actor can start, at last on node without" in sentence
+    assert "set resources.gpus_per_actor to 0" in sentence
+    nodes.lose("without")
 
 
 def test_nodes_are_lost_and_join_and_the_run_has_the_same_bits(nodes, tmp_path):

@@ -1,6 +1,6 @@
 """The files that set up clusters: as those who read them would find them, as far as it can be known without these.
 
-Ray's schema and the command lines of Ray and MLflow are asked themselves; manifests are compared with KubeRay's API.
+Ray's schema and the command lines of Ray and MLflow are asked themselves; KubeRay's schemas are copies.
 """
 
 import copy
@@ -17,7 +17,7 @@ import pytest
 import ray.autoscaler
 import yaml
 from internals import check_launcher_file, prepare_launcher_file
-from kuberay import SCHEMAS
+from kuberay import VERSIONS, schemas
 from mlflow.cli import server as mlflow_server
 from paths import ROOT
 from ray.scripts.scripts import get_auth_token
@@ -34,23 +34,6 @@ PINNED = dict(
 )
 LAUNCHERS = ("ray-onprem.yaml", "ray-aws.yaml")
 MANIFESTS = ("kuberay-storage.yaml", "kuberay-redis.yaml", "kuberay-cluster.yaml", "kuberay-job.yaml")
-
-# The keys of KubeRay's API (ray.io/v1) that a manifest may have.
-CLUSTER_KEYS = {
-    "rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs", "autoscalerOptions", "enableInTreeAutoscaling",
-    "gcsFaultToleranceOptions", "headServiceAnnotations", "suspend", "managedBy", "upgradeStrategy",
-}  # fmt: skip
-HEAD_KEYS = {"template", "rayStartParams", "serviceType", "headService", "enableIngress", "resources", "labels"}
-WORKER_KEYS = {
-    "groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template", "scaleStrategy", "numOfHosts",
-    "idleTimeoutSeconds", "suspend", "resources", "labels",
-}  # fmt: skip
-JOB_KEYS = {
-    "entrypoint", "rayClusterSpec", "clusterSelector", "submissionMode", "runtimeEnvYAML", "jobId", "metadata",
-    "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "suspend",
-    "submitterPodTemplate", "submitterConfig", "entrypointNumCpus", "entrypointNumGpus", "entrypointResources",
-    "managedBy", "deletionStrategy",
-}  # fmt: skip
 
 
 def documents(name: str) -> dict[str, Any]:
@@ -150,10 +133,11 @@ def test_ray_fills_a_launcher_file_in(name, kinds):
         assert filled[key][: len(config["setup_commands"])] == config["setup_commands"]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_has_the_structure_of_its_kind(name):
+def test_a_manifest_has_the_structure_of_its_kind(name, version):
     for key, manifest in documents(name).items():
-        schema = jsonschema.Draft202012Validator(SCHEMAS[key.split("/")[0]])
+        schema = jsonschema.Draft202012Validator(schemas(version)[key.split("/")[0]])
         schema.validate(manifest)
         for path in _paths(manifest):
             assert not schema.is_valid(_with(manifest, path, "unknwon", 1)), path
@@ -161,7 +145,7 @@ def test_a_manifest_has_the_structure_of_its_kind(name):
 
 def _paths(value: Any) -> list[tuple[Any, ...]]:
     """The places of objects whose keys the schemas know one by one."""
-    free = {"labels", "matchLabels", "selector", "readinessProbe"}
+    free = {"labels", "matchLabels", "data", "rayStartParams", "requests", "limits", "nodeSelector"}
     if isinstance(value, dict):
         return [()] + [(k, *rest) for k, v in value.items() if k not in free for rest in _paths(v)]
     return [(i, *rest) for i, v in enumerate(value) for rest in _paths(v)] if isinstance(value, list) else []
@@ -177,16 +161,13 @@ def _with(value: Any, path: tuple[Any, ...], key: str, new: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["cluster", "job"])
-def test_a_manifest_s_cluster_has_the_keys_of_kuberay_and_the_options_of_ray(name):
+def test_a_manifest_s_cluster_has_tokens_and_the_options_of_ray(name):
     spec = clusters()[name]
-    assert spec.keys() <= CLUSTER_KEYS
-    assert spec["headGroupSpec"].keys() <= HEAD_KEYS
     assert spec["authOptions"] == {"mode": "token"}
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         assert {f"--{key}" for key in group["rayStartParams"]} <= options(ray_start)
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     for group in spec["workerGroupSpecs"]:
-        assert group.keys() <= WORKER_KEYS
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
 
 
@@ -247,7 +228,7 @@ def autoscaler_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 def test_all_pods_meet_the_restricted_pod_security_standard():
     added = {f"{name} head": [autoscaler_of(spec)] for name, spec in clusters().items()}
-    assert len(pods()) == 7
+    assert len(pods()) == 9
     for name, pod in pods().items():
         assert violations(pod, added.get(name)) == [], name
 
@@ -279,21 +260,57 @@ def test_a_manifest_s_workers_start_on_demand_on_nodes_with_gpus(name):
     assert spec["enableInTreeAutoscaling"] is True
     # Of version 2, KubeRay itself sets the variables and the restart policy, but only where it is named.
     assert spec["autoscalerOptions"]["version"] == "v2"
+    assert [group["groupName"] for group in spec["workerGroupSpecs"]] == ["gpu", "cpu"]
     for group in spec["workerGroupSpecs"]:
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (0, 0, 4)
         pod = group["template"]["spec"]
-        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+        tolerated = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod.get(
+            "tolerations", []
+        )
+        (container,) = pod["containers"]
+        amounts = container["resources"]
+        assert [tolerated, *("nvidia.com/gpu" in amounts[key] for key in ("requests", "limits"))] == [
+            group["groupName"] == "gpu"
+        ] * 3
         assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
-    assert parse_nodes(str(FILES / "kuberay-cluster.yaml"))[0].name == "gpu 1, started on demand"
+    # Nothing of the head runs on a GPU.
+    (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
+    assert "nvidia.com/gpu" not in head["resources"]["limits"]
+    nodes = [node.name for node in parse_nodes(str(FILES / "kuberay-cluster.yaml"))]
+    assert (nodes[0], nodes[4]) == ("gpu 1, started on demand", "cpu 1, started on demand")
 
 
-def test_the_control_store_s_redis_is_the_one_of_its_manifest():
+def test_both_manifests_describe_the_same_cluster():
+    """But for the job's experiment, and the variables, which a job has in its runtime environment."""
+
+    def common(spec: dict[str, Any]) -> dict[str, Any]:
+        spec = copy.deepcopy(spec)
+        pod = spec["headGroupSpec"]["template"]["spec"]
+        pod["containers"][0].pop("env", None)
+        for one in (pod["volumes"], pod["containers"][0]["volumeMounts"]):
+            one[:] = [entry for entry in one if entry["name"] != "experiment"]
+        return spec
+
+    assert common(clusters()["cluster"]) == common(clusters()["job"])
+
+
+def test_pods_pull_their_images_and_reserve_their_disk():
+    for name, pod in pods().items():
+        for container in pod["spec"]["containers"]:
+            if name != "redis":
+                assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+                assert container["imagePullPolicy"] == "IfNotPresent"
+            if name not in ("redis", "submitter"):
+                assert "ephemeral-storage" in container["resources"]["requests"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_control_store_s_redis_is_the_one_of_its_manifest(version):
     options = uncommented("kuberay-cluster.yaml", "gcsFaultToleranceOptions:")
-    assert options.keys() <= CLUSTER_KEYS
     manifest = documents("kuberay-cluster.yaml")["RayCluster/hedgerow"]
-    schema = jsonschema.Draft202012Validator(SCHEMAS["RayCluster"])
+    schema = jsonschema.Draft202012Validator(schemas(version)["RayCluster"])
     schema.validate(_with(manifest, ("spec",), "gcsFaultToleranceOptions", options["gcsFaultToleranceOptions"]))
-    for changed in ({"redisAdress": "redis:6379"}, {}, {"redisAddress": 6379}):
+    for changed in ({"redisAdress": "redis:6379"}, {"redisAddress": 6379}):
         assert not schema.is_valid(_with(manifest, ("spec",), "gcsFaultToleranceOptions", changed))
     redis = documents("kuberay-redis.yaml")
     service = redis["Service/redis"]["spec"]
@@ -307,22 +324,6 @@ def test_the_control_store_s_redis_is_the_one_of_its_manifest():
     secret = variable["valueFrom"]["secretKeyRef"]
     command = f"kubectl create secret generic {secret['name']} --from-literal={secret['key']}="
     assert command in (FILES / "kuberay-redis.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    "toleration",
-    [
-        {"key": "nvidia.com/gpu", "operator": "Exists", "value": "x"},
-        {"operator": "Equal", "value": "x"},
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 3},
-        {"key": "nvidia.com/gpu", "operator": "Exist"},
-    ],
-)
-def test_tolerations_that_kubernetes_refuses_are_refused(toleration):
-    manifest = documents("kuberay-cluster.yaml")["RayCluster/hedgerow"]
-    path = ("spec", "workerGroupSpecs", 0, "template", "spec", "tolerations")
-    schema = jsonschema.Draft202012Validator(SCHEMAS["RayCluster"])
-    assert not schema.is_valid(_with(manifest, path, 0, toleration))
 
 
 def test_nodes_on_aws_install_nothing_and_say_their_resources():
@@ -373,7 +374,6 @@ def test_what_pods_mount_and_reach_is_there():
 def test_the_job_runs_an_experiment_that_can_be_submitted(tmp_path, monkeypatch):
     found = documents("kuberay-job.yaml")
     job = found["RayJob/hedgerow-digits"]["spec"]
-    assert job.keys() <= JOB_KEYS
     text = found["ConfigMap/hedgerow-digits"]["data"]["experiment.yaml"]
     experiment = parse_experiment(yaml.safe_load(text))
     assert experiment.tracking.uri == "http://mlflow:5000"
@@ -383,7 +383,15 @@ def test_the_job_runs_an_experiment_that_can_be_submitted(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert command[1] == "/experiment/experiment.yaml"
     check_command([command[0], "experiment.yaml", *command[2:]], main, ships=False)
-    (gpu,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    # A job that starts again continues its run, on the volume that outlives the pods.
+    assert "--job" in command
+    assert job["backoffLimit"] > 0
+    head = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    folders = {mount["mountPath"]: mount["name"] for mount in head["volumeMounts"]}
+    variables = yaml.safe_load(job["runtimeEnvYAML"])["env_vars"]
+    for folder in (experiment.output, variables["HEDGEROW_DATA_ROOT"], variables["PYTHONPATH"]):
+        assert folders[str(Path(folder).parent)] == "shared"
+    gpu = job["rayClusterSpec"]["workerGroupSpecs"][0]
     limits = gpu["template"]["spec"]["containers"][0]["resources"]["limits"]
     per_gpu = int(1 / experiment.resources.gpus_per_actor)
     assert int(limits["cpu"]) >= per_gpu * int(limits["nvidia.com/gpu"]) * experiment.resources.cpus_per_actor
@@ -432,7 +440,8 @@ def test_images_and_versions_are_those_of_this_project():
         assert spec["rayVersion"] == PINNED["ray"]
     images = {name: [container["image"] for container in pod["spec"]["containers"]] for name, pod in pods().items()}
     assert images.pop("redis") == ["redis:7.4"]
-    assert set(map(tuple, images.values())) == {(f"hedgerow:{version[1]}",)}
+    assert images.pop("submitter") == [base.removesuffix("-gpu")]
+    assert set(map(tuple, images.values())) == {(f"registry.example.com/hedgerow:{version[1]}",)}
 
 
 def test_the_image_gets_all_that_is_installed():

@@ -46,7 +46,7 @@ def test_a_plan_reads_the_file_of_a_cluster_that_scales(tmp_path):
     assert [node.name for node in nodes] == ["gpu 1", "gpu 2, started on demand", "gpu 3, started on demand"]
     assert [node.resources for node in nodes] == [node.resources for node in parse_nodes("3x(cpus=8,gpus=2,memory=64)")]
     pods = parse_nodes(str(ROOT / "cluster" / "files" / "kuberay-cluster.yaml"))
-    assert [node.name for node in pods][-1] == "gpu 4, started on demand"
+    assert [node.name for node in pods][-1] == "cpu 4, started on demand"
     assert pods[0].resources["CPU"] == 8
     assert pods[0].resources["GPU"] == 1
     assert pods[0].memory + pods[0].store == pytest.approx(32 * 2**30)

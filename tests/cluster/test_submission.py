@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from paths import ROOT
 from preloaded import PreloadedPython
@@ -116,6 +117,25 @@ def test_a_submitted_run_is_shown_leaves_its_folder_and_ends_with_its_exit_code(
     assert (row["job"], row["status"]) == (job, "succeeded")
     assert "sent: round 2/2" in hedgerow("logs", job, "--address", server).output
     assert "had already ended (succeeded)" in hedgerow("stop", job, "--address", server).output
+
+
+@pytest.mark.exhaustive("processes")
+def test_the_command_of_the_kuberay_job_runs_own_code_and_continues_its_run_when_it_starts_again(server, tmp_path):
+    """As its operator submits it, with folders of this machine instead of the volumes of the pods."""
+    job = list(yaml.safe_load_all((ROOT / "cluster" / "files" / "kuberay-job.yaml").read_text()))[1]["spec"]
+    shared, experiment = tmp_path / "shared", tmp_path / "experiment"
+    (shared / "code").mkdir(parents=True)
+    (shared / "code" / "my_method.py").write_text(METHOD)
+    experiment.mkdir()
+    (experiment / "experiment.yaml").write_text(EXPERIMENT + f"output: {shared}/runs\n")
+    environment = yaml.safe_load(job["runtimeEnvYAML"].replace("/shared", str(shared)))
+    command = job["entrypoint"].replace("/experiment/", f"{experiment}/") + " --import my_method"
+    jobs, shown = JobClient(server), []
+    for _ in range(2):
+        assert jobs.follow(jobs.submit(command, environment, {}), shown.append) == 0, shown
+    (folder,) = (shared / "runs").iterdir()
+    assert folder.name == "sent-1"
+    assert len(RunLog(folder / "metrics.jsonl").read()) == 2
 
 
 @pytest.mark.exhaustive("processes")
