@@ -108,34 +108,36 @@ class Registry(Generic[T]):
         return stamped(getattr(target, "Hyper", target), self.selector, name)
 
     def choice(self) -> Any:
-        """Type of a field that takes any of the sections. Each is validated by the class that it names, which alone is
-        imported."""
+        """Type of a field that takes any of the sections. A value imports only the class that it names."""
         return type(f"Any{self.base.__name__}", (AnySection,), {"registry": self})
 
-    def sections(self, values: Any = None) -> list[type[BaseModel]]:
-        """The section class that `values` name; without it, all of them, and last the one of users' own classes.
+    def sections(self, values: Any = None, imports: bool = True) -> list[type[BaseModel]]:
+        """The section class that `values` name. If they name none that is known: all, the one of users' own last.
 
-        The user's own class is imported; one that cannot be is represented by `unread`."""
+        imports: whether a user's own class may be imported. Otherwise, and if it cannot be, `own_section` stands in.
+        """
         name = values.get(self.selector) if isinstance(values, dict) else None
         if not self._knows(name):
-            return [*map(self.section, self.table), self.unread]
+            return [*map(self.section, self.table), self.own_section]
+        if "." in str(name) and (self._own or not imports):
+            return [self.own_section]
         try:
-            return [self.unread if self._own and "." in str(name) else self.section(str(name))]
+            return [self.section(str(name))]
         except UserError:
-            return [self.unread]
+            return [self.own_section]
 
     def read(self, values: Any, info: ValidationInfo) -> BaseModel:
-        """Returns the section of plain values. Raises pydantic's errors."""
-        if isinstance(values, self._settings) and getattr(values, self.selector, None):
-            return values
-        name = values.get(self.selector) if isinstance(values, dict) else None
-        if name is None:
+        """Returns the section of plain values, which are validated strictly. Raises pydantic's errors."""
+        if self._has(values):
+            return values  # type: ignore[no-any-return]
+        if not isinstance(values, dict) or self.selector not in values:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": self.selector})
+        name = values[self.selector]
         if not self._knows(name):
-            known = {"discriminator": self.selector, "tag": str(name), "expected_tags": ", ".join(self.table)}
-            raise PydanticKnownError("union_tag_invalid", known)
+            context = {"discriminator": self.selector, "tag": str(name), "expected_tags": ", ".join(self.table)}
+            raise PydanticKnownError("union_tag_invalid", context)
         if "." in name and (self._own or info.context == WITHOUT_IMPORTS):
-            section = self.unread
+            section = self.own_section
         else:
             try:
                 section = self.section(name, place="")
@@ -148,6 +150,11 @@ class Registry(Generic[T]):
         """Whether a name may select a section: a built-in one, or a dotted path."""
         return isinstance(name, str) and ("." in name or name in self.table)
 
+    def _has(self, section: Any) -> bool:
+        """Whether a value is a section that its name selects, or one of a user's own class."""
+        name: Any = getattr(section, self.selector, None) if isinstance(section, self._settings) else None
+        return self._knows(name) and ("." in name or isinstance(section, self.section(name)))
+
     @property
     def _settings(self) -> Any:
         """Base class of all sections."""
@@ -155,7 +162,7 @@ class Registry(Generic[T]):
         return base | self._own if self._own else base
 
     @cached_property
-    def unread(self) -> type[BaseModel]:
+    def own_section(self) -> type[BaseModel]:
         """Section of a user's own class: `own`, or one that takes any keys, for a class that is not imported."""
         if self._own:
             return self._own
@@ -182,13 +189,14 @@ class Registry(Generic[T]):
         schema = {
             "title": "your own",
             "type": "object",
-            "description": self.unread.__doc__,
+            "description": self.own_section.__doc__,
             "properties": {self.selector: selector},
             "required": [self.selector],
         }
-        last = self._own or Annotated[self.unread, WithJsonSchema(schema)]
+        last = self._own or Annotated[self.own_section, WithJsonSchema(schema)]
         branches = [Annotated[self.section(name), Tag(name)] for name in self.table]
         branches.append(Annotated[last, Tag(OWN)])
+        # The schema does not depend on the discriminator, and nothing is validated by this type.
         return Annotated[Union[tuple(branches)], Discriminator(lambda _: OWN)] if self.table else last  # noqa: UP007
 
 
@@ -204,11 +212,6 @@ class AnySection:
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return handler(TypeAdapter(cls.registry.union()).core_schema)
-
-    @classmethod
-    def sections(cls, values: Any = None) -> list[type[BaseModel]]:
-        """The section class that `values` name; without it, all of them."""
-        return cls.registry.sections(values)
 
 
 @cache

@@ -29,13 +29,16 @@ class NamedSection(Section):
         return {"name": value} if isinstance(value, str) else value
 
 
-def section_classes(annotation: Any, values: Any = None) -> list[type[BaseModel]]:
-    """Section classes inside a type annotation. values: of the file; they select the class of a registry."""
+def section_classes(annotation: Any, values: Any = None, imports: bool = True) -> list[type[BaseModel]]:
+    """Section classes inside a type annotation.
+
+    values: of the file; they select among the classes of a registry. imports: see `Registry.sections`.
+    """
     if isinstance(annotation, type) and issubclass(annotation, AnySection):
-        return annotation.sections(values)
+        return annotation.registry.sections(values, imports)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [section for part in get_args(annotation) for section in section_classes(part, values)]
+    return [section for part in get_args(annotation) for section in section_classes(part, values, imports)]
 
 
 def tag(section: type[BaseModel]) -> str | None:

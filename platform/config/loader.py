@@ -4,6 +4,7 @@ import copyreg
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +53,24 @@ def read_experiment(path: str | Path) -> Experiment:
 
     For callers that do not continue the run. Keys of users' own classes are not validated. Raises UserError.
     """
-    values, lines = read_file(Path(path))
+    values, lines = read_file(Path(path), imports=False)
     values.pop("search", None)
     return _validated(values, lines, str(path), imports=False)
 
 
-def read_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Lines]:
+def read_file(path: Path, overrides: Sequence[str] = (), imports: bool = True) -> tuple[dict[str, Any], Lines]:
     """Returns the plain values of an experiment file after the overrides, and the place of each key.
 
-    Files that it names are in its folder, in the working directory, or in the folder of the data sets.
+    Files that it names are in its folder, in the working directory, or in the folder of the data sets. imports: whether
+    classes that it names may be imported, whose keys exclude each other.
     """
-    values, lines = _composed(path, ())
+    values, lines = _composed(path, (), imports)
     for override in overrides:
         apply_override(values, lines, override)
     return locate_files(fill_in_environment(values, lines), Path()), lines
 
 
-def _composed(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Lines]:
+def _composed(path: Path, above: tuple[Path, ...], imports: bool) -> tuple[dict[str, Any], Lines]:
     """Values of a file and of the file that its key `base` names. above: files that build on this one."""
     values, lines = _read(path)
     values = locate_files(fill_in_environment(values, lines), path.parent)
@@ -82,7 +84,7 @@ def _composed(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], Line
         raise UserError(f"{place}: base: {file} builds on this file, which builds on it; remove one of the two")
     if not file.is_file():
         raise UserError(f"{place}: base: there is no file {file}; the path is relative to the folder of this file")
-    return merge(_composed(file, seen), (values, lines), alternatives)
+    return merge(_composed(file, seen, imports), (values, lines), partial(alternatives, imports=imports))
 
 
 def parse_experiment(values: dict[str, Any], lines: Lines | None = None, source: str = "experiment") -> Experiment:
@@ -97,7 +99,7 @@ def _validated(values: dict[str, Any], lines: Lines, source: str, imports: bool 
     try:
         return Experiment.model_validate(values, strict=True, context=None if imports else WITHOUT_IMPORTS)
     except ValidationError as error:
-        raise explain(error, Experiment, values, lines, source) from None
+        raise explain(error, Experiment, values, lines, source, imports) from None
 
 
 def _fits_its_loop(experiment: Experiment, place: str) -> None:
@@ -125,7 +127,10 @@ def dump_experiment(experiment: Experiment) -> str:
 
 
 def _reduce(experiment: Experiment) -> tuple[Any, ...]:
-    """Pickle an experiment as plain values, since the classes of its sections may exist for it alone."""
+    """Pickle an experiment as plain values, since the classes of its sections may exist for it alone.
+
+    The classes that it names are imported where it is unpickled.
+    """
     return parse_experiment, (experiment.model_dump(mode="json"),)
 
 
@@ -215,11 +220,11 @@ def _step(node: Any, key: str, path: Keys, place: str, word: str) -> str | int:
     )
 
 
-def alternatives(values: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+def alternatives(values: dict[str, Any], keys: tuple[str, ...], imports: bool = True) -> tuple[str, ...]:
     """Keys of the same section that cannot have a value if this one has. values: all values of the file."""
     pairs = {
         pair
-        for kind in sections_at(Experiment, keys[:-1], values)
+        for kind in sections_at(Experiment, keys[:-1], values, imports)
         if issubclass(kind, Settings)
         for pair in (*kind.exclusive_keys(), *kind.rivals)
     }

@@ -47,16 +47,21 @@ def dotted(path: Keys) -> str:
 
 
 def explain(
-    error: ValidationError, model: type[BaseModel], values: Any, lines: Mapping[Keys, str], source: str
+    error: ValidationError,
+    model: type[BaseModel],
+    values: Any,
+    lines: Mapping[Keys, str],
+    source: str,
+    imports: bool = True,
 ) -> UserError:
     """Returns a UserError with all mistakes, in the order of `lines`.
 
     model: section class that rejected `values`; lines: place of each key, in the order of the file; source: place of
-    all others.
+    all others; imports: see `Registry.sections`.
     """
 
     def sections(location: Keys) -> list[type[BaseModel]]:
-        return sections_at(model, location, values)
+        return sections_at(model, location, values, imports)
 
     grouped: dict[Keys, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
@@ -194,10 +199,12 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def sections_at(model: type[BaseModel], location: Keys, values: Any = None) -> list[type[BaseModel]]:
+def sections_at(
+    model: type[BaseModel], location: Keys, values: Any = None, imports: bool = True
+) -> list[type[BaseModel]]:
     """Section classes that a location may have.
 
-    values: values of the file; they select among the sections of a registry, which may be users' own.
+    values: values of the file; they select among the sections of a registry. imports: see `Registry.sections`.
     """
     sections: list[type[BaseModel]] = [model]
     fields: list[FieldInfo] = []
@@ -212,7 +219,8 @@ def sections_at(model: type[BaseModel], location: Keys, values: Any = None) -> l
             values = values[step] if isinstance(values, dict) and step in values else values
             sections = [s for s in sections if tag(s) == step] or [s for s in sections if tag(s) is None] or sections
             continue
-        sections = [section for field in fields for section in section_classes(field.annotation, values)] or sections
+        chosen = [section_classes(field.annotation, values, imports) for field in fields]
+        sections = [section for classes in chosen for section in classes] or sections
     return sections
 
 

@@ -78,7 +78,7 @@ def read_search(path: str | Path) -> SearchSpec:
 
     Does not import anything that the file names, and does not validate its configurations again. Raises UserError.
     """
-    values, lines = read_file(Path(path))
+    values, lines = read_file(Path(path), imports=False)
     _require_section(values, str(path))
     section = _search_section(values.pop("search"), lines, str(path), imports=False)
     search, experiment = section, read_experiment(path)
@@ -194,7 +194,7 @@ def _search_section(section: Any, lines: Lines, source: str, imports: bool = Tru
         context = None if imports else WITHOUT_IMPORTS
         file: Any = search_file().model_validate({"search": section}, strict=True, context=context)
     except ValidationError as error:
-        raise explain(error, search_file(), {"search": section}, lines, source) from None
+        raise explain(error, search_file(), {"search": section}, lines, source, imports) from None
     return file.search
 
 

@@ -237,3 +237,38 @@ def test_new_experiments_take_them(here):
     experiment = load_experiment("fresh.yaml")
     assert experiment.task.partition.draw(np.zeros(600, int), 1, None, 0).sizes.sum() == 600
     assert isinstance(experiment.algorithm, FedAvg.Hyper)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"transforms": [{"kind": "unseen.Own", "a": 1}], "rounds": 0},
+        {"algorithm": {"name": "unseen.Own", "lr": 1}, "seed": "x"},
+        {"task": {"data": {"name": "unseen.Own"}, "model": {"name": "mlp", "hiden": [3]}}},
+        {"base": "base.yaml", "algorithm": {"name": "unseen.Own", "epochs": 1}},
+    ],
+    ids=["transform", "algorithm", "data", "base"],
+)
+def test_the_file_of_a_run_imports_nothing_also_if_it_has_a_mistake(mistake, tmp_path, monkeypatch):
+    (tmp_path / "unseen.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    values = {
+        "name": "own",
+        "rounds": 2,
+        "task": {
+            "data": {"name": "digits"},
+            "partition": {"kind": "iid", "clients": 4},
+            "model": {"name": "mlp"},
+        },
+        "algorithm": {"name": "unseen.Own", "steps": 2, "epochs": None},
+    }
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(values))
+    file = tmp_path / "run.yaml"
+    kept = {} if "base" in mistake else {**values, "task": {**values["task"], **mistake.get("task", {})}}
+    file.write_text(yaml.safe_dump(kept | {key: value for key, value in mistake.items() if key != "task"}))
+    if "base" in mistake:
+        assert read_experiment(file).algorithm.name == "unseen.Own"
+    else:
+        with pytest.raises(UserError):
+            read_experiment(file)
+    assert "unseen" not in sys.modules

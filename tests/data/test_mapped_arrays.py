@@ -71,7 +71,6 @@ def test_the_files_of_killed_processes_are_removed_later(tiny):
 
 
 @pytest.mark.parametrize("why", ["a file in its place", "no room"])
-@pytest.mark.grid(keep=1)
 def test_large_arrays_are_elsewhere_where_the_cache_has_no_room(tmp_path, why):
     code = (
         "import numpy as np, resource, sys; from hedgerow.platform.data import mapped_arrays as m; m.LARGE = 0\n"

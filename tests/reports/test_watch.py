@@ -45,7 +45,6 @@ def running(tmp_path):
         yield run
 
 
-@pytest.mark.exhaustive("processes")
 def test_a_watched_run_goes_on_when_its_watchers_stop_and_is_followed_to_its_end(running):
     folder, process = running
     words = ["-m", "hedgerow", "watch", str(folder), "--every", "0.1"]

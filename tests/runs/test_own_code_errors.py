@@ -122,14 +122,14 @@ def test_own_code_that_fails_is_found_before_the_run(kind, own, tmp_path):
 
 
 LATE = {
+    "client in another process": ("own_failing.LateStep", {"actors": 2}, 'raise RuntimeError("too', "train: too large"),
     "server": ("own_failing.Late", {"executor": "inline"}, 'raise RuntimeError("not in', "round: not in round 2"),
     "client": ("own_failing.LateStep", {"executor": "inline"}, 'raise RuntimeError("too', "train: too large"),
-    "client in another process": ("own_failing.LateStep", {"actors": 2}, 'raise RuntimeError("too', "train: too large"),
 }
 
 
 @pytest.mark.parametrize("kind", LATE)
-@pytest.mark.grid(keep=1)
+@pytest.mark.grid(keep=2)
 def test_own_code_that_fails_in_a_later_round_ends_the_run_with_its_place(kind, own, tmp_path):
     algorithm, resources, line, message = LATE[kind]
     result = own(algorithm={"name": algorithm}, resources={"executor": "auto", **resources}, engine={"mode": "loop"})

@@ -338,7 +338,6 @@ def killed_at(step: int, action) -> bool:
 
 @pytest.mark.parametrize("another", [False, True])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.grid(keep=1)
 def test_wherever_a_process_is_killed_there_is_an_intact_checkpoint(tmp_path, another):
     """A round is saved a second time, with the records so far or with those of another run."""
     before, other = tmp_path / "before" / "checkpoints", tmp_path / "other" / "checkpoints"

@@ -114,7 +114,6 @@ def test_trials_that_come_later_run_to_their_end_and_rewards_have_a_range(tmp_pa
     assert "HedgeScheduler(experts=5): there are 3 trials" in caplog.text
 
 
-@pytest.mark.exhaustive("processes")
 def test_a_searcher_that_finishes_early_has_as_many_experts_as_it_proposed(tmp_path, caplog):
     class Short(BasicVariantGenerator):
         @property
