@@ -172,15 +172,14 @@ class Registry(Generic[T]):
         if self._function:
             keys = ", ".join(f"`{key}`" for key in self._function.model_fields if key != self.selector)
             text += f" Or your own function, with the keys {keys}."
-        annotations = {self.selector: str, "dotted_key": ClassVar[str]}
         namespace = {
             "__module__": __name__,
             "__doc__": text,
-            "__annotations__": annotations,
+            "__annotations__": {self.selector: str, "dotted_key": ClassVar[str]},
             "dotted_key": self.selector,
         }
-        unread: type[BaseModel] = type(base)(f"Own{kind}", (base,), namespace, extra="allow")
-        return unread
+        section: type[BaseModel] = type(base)(f"Own{kind}", (base,), namespace, extra="allow")
+        return section
 
     def union(self) -> Any:
         """Union of all sections, from which the JSON schema is made. Imports the modules of all built-in classes."""
