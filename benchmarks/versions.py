@@ -201,7 +201,8 @@ def algorithm_jobs(before: Version, wanted: str, results: dict[str, str]) -> Ite
     before.do({"list": ["list", "algorithms", "--json"]})
     names = [entry["name"] for entry in before.printed("list")["algorithms"]]
     names = [name for name in names if not wanted or name in wanted.split(",")]
-    before.do({f"new/{name}": ["new", "experiment", f"runs/new/{name}/{name}", "--algorithm", name] for name in names})
+    new = {name: ["new", "experiment", f"runs/new/{name}/{name}", "--algorithm", name, "--all"] for name in names}
+    before.do({f"new/{name}": command for name, command in new.items()})
     for form in ("loop", "vmap", "ray"):
         jobs: Jobs = {}
         for name in names if form != "ray" else [name for name in names if name in ALGORITHMS_ON_RAY]:
