@@ -1,4 +1,4 @@
-"""Test of the tests: each of 40 small faults, made one at a time in a copy of the package, must be found.
+"""Test of the tests: each of a list of small faults, made one at a time in a copy of the package, must be found.
 
     python tests/faults.py [--only TEXT] [--jobs 1]
 

@@ -235,11 +235,6 @@ def _restored(section: type[BaseModel], selector: str, name: str, state: Any) ->
     return instance
 
 
-def selector_of(section: type[BaseModel]) -> str | None:
-    """Key of a section whose value may be a dotted path, its `dotted_key`; None if there is none."""
-    return getattr(section, "dotted_key", None)
-
-
 def described(base: type) -> str:
     """Noun phrase for a class derived from `base`, such as "an algorithm" or "a partition scheme"."""
     words = re.sub(r"(?<!^)(?=[A-Z])", " ", base.__name__).lower()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from hedgerow.platform.common.registry import selector_of
 from hedgerow.platform.common.section import section_classes
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.searchspaces.spaces.search_section import search_file
@@ -16,7 +15,7 @@ def importing_keys() -> list[str]:
 
 
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[str]:
-    if selector := selector_of(section):
+    if selector := getattr(section, "dotted_key", None):
         yield prefix + selector
     for name, field in section.model_fields.items():
         for inner in section_classes(field.annotation):

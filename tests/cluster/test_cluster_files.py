@@ -264,14 +264,12 @@ def test_a_manifest_s_workers_start_on_demand_on_nodes_with_gpus(name):
     for group in spec["workerGroupSpecs"]:
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (0, 0, 4)
         pod = group["template"]["spec"]
-        tolerated = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod.get(
-            "tolerations", []
-        )
+        has_gpu = group["groupName"] == "gpu"
+        tolerated = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+        assert pod.get("tolerations", []) == [tolerated] * has_gpu
         (container,) = pod["containers"]
-        amounts = container["resources"]
-        assert [tolerated, *("nvidia.com/gpu" in amounts[key] for key in ("requests", "limits"))] == [
-            group["groupName"] == "gpu"
-        ] * 3
+        for key in ("requests", "limits"):
+            assert ("nvidia.com/gpu" in container["resources"][key]) == has_gpu
         assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     # Nothing of the head runs on a GPU.
     (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]

@@ -138,7 +138,10 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "no kind",
         change(("    kind: dirichlet\n", "")),
-        (":7: task.partition is missing its key 'kind'", "one of acid, alid"),
+        (
+            ":7: task.partition is missing its key 'kind'",
+            "one of acid, alid, dirichlet, dirichlet_by_class, distribution, iid, lab",
+        ),
     ),
     (
         "no model",
@@ -299,12 +302,15 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "data",
         change(("name: digits}", "name: mnits}")),
-        (":6: task.data.name: 'mnits' is not known", "'mnist'? (allowed: "),
+        (
+            ":6: task.data.name: 'mnits' is not known",
+            "'mnist'? (allowed: cifar10, cifar100, client_folders, csv, diabetes, digits, ",
+        ),
     ),
     (
         "partition",
         change(("dirichlet", "dirichelt")),
-        (":8: task.partition.kind: 'dirichelt'", "'dirichlet'? (allowed: "),
+        (":8: task.partition.kind: 'dirichelt'", "'dirichlet'? (allowed: acid, alid, dirichlet, "),
     ),
     ("model", change(("mlp", "MPL")), (":12: task.model.name: 'MPL' is not known; did you mean 'mlp'? " + MODELS,)),
     ("model of a list", change(("mlp", "[mlp]")), (":12: task.model.name: ['mlp'] is not known", MODELS)),

@@ -46,15 +46,15 @@ def rows(output, query):
 def test_processes_that_start_at_once_share_one_new_store(tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    barrier = context.Barrier(3)
-    processes = [context.Process(target=record_a_run, args=(tmp_path, barrier)) for _ in range(3)]
+    barrier = context.Barrier(4)
+    processes = [context.Process(target=record_a_run, args=(tmp_path, barrier)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0] * 3
+    assert [process.exitcode for process in processes] == [0] * 4
     assert rows(tmp_path, "select count(*) from experiments where name = 'hedgerow'") == [(1,)]
-    assert rows(tmp_path, "select count(*) from runs") == [(3,)]
+    assert rows(tmp_path, "select count(*) from runs") == [(4,)]
 
 
 @pytest.mark.parametrize("statements", [40, 1, 120])
@@ -70,8 +70,9 @@ def test_a_process_that_ends_while_it_creates_the_store_leaves_none_behind(state
     assert rows(tmp_path, "select count(*) from runs") == [(1,)]
 
 
-def test_the_store_is_in_the_output_folder_whatever_its_name(tmp_path):
-    name = "%20a?b#c & d%"
+@pytest.mark.grid(keep=1)
+@pytest.mark.parametrize("name", ["a#b & c", "a%20b", "a?b", "%"])
+def test_the_store_is_in_the_output_folder_whatever_its_name(name, tmp_path):
     record_a_run(tmp_path / name / "runs")
     assert rows(tmp_path / name / "runs", "select count(*) from runs") == [(1,)]
     assert [path.name for path in tmp_path.iterdir()] == [name]
