@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.factory import build_algorithms
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkShard
+from hedgerow.platform.runtime.shards import ExecutionPlan, PlanFailed, WorkShard
 from hedgerow.platform.runtime.worker import Worker
 
 PEAK = {
@@ -102,7 +102,7 @@ def by_chunk(name: str, clients: int, device: str, repeats: int) -> dict[str, An
         label = plan.mode if plan.mode == "loop" else f"vmap {plan.chunk}{' compiled' if plan.compiled else ''}"
         try:
             rates[label] = round(clients_per_second(worker, down, clients, plan, repeats), 1)
-        except (ChunkTooLarge, torch.OutOfMemoryError):
+        except (PlanFailed, torch.OutOfMemoryError):
             rates[label] = "out of memory"
     return rates
 

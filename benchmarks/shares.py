@@ -51,7 +51,7 @@ def measure(
         job = Job(written.folder)
         module, x, y = (part.to(device) for part in job.load())
         w = {name: p.detach().clone() for name, p in module.named_parameters()}
-        own = ["resources.gpus_per_actor=1"] if on_gpu else []
+        own = ["resources.executor=inline", "resources.gpus_per_actor=1"] if on_gpu else []
         experiment = load_experiment(written.folder / "experiment.yaml", [*own, *settings])
         dataset = written.source.dataset
         if dataset is None:
@@ -59,11 +59,11 @@ def measure(
         else:
             partition = build_partition(experiment, dataset)
         coordinators = {}
-        for name in ("loop", "chosen"):
+        for name in ("loop", "graph", "chosen") if on_gpu else ("loop", "chosen"):
             folder, parts = Path(scratch) / name, 1 if on_gpu else 2
             coordinators[name] = build_coordinator([experiment], dataset, partition, [folder], parts=parts)
-            if name == "loop":
-                coordinators[name].executor.plans.known[0]["train/clients"] = ExecutionPlan("loop")
+            if name != "chosen":
+                coordinators[name].executor.plans.known[0]["train/clients"] = ExecutionPlan(name)
         torch.set_num_threads(1)
         seconds: dict[str, list[float]] = {"bare": [], "loop": [], "chosen": []}
         for clients in job.rows:
@@ -73,10 +73,23 @@ def measure(
             seconds["bare"].append(bare)
             for name, coordinator in coordinators.items():
                 seconds[name].append(_timed(coordinator.next_round, on_gpu))
-        plan = coordinators["chosen"].plans()["train/clients"]
+        plans = {name: coordinator.plans()["train/clients"] for name, coordinator in coordinators.items()}
+        kernels = {}
+        if on_gpu:
+            with pytorch_defaults():
+                kernels["kernels"] = _kernel_seconds(lambda: train_share(module, w, rows.to(device), x, y, job.lr))
     # The first round measures a plan.
-    ratios = {name: median(np.array(seconds["bare"][1:]) / np.array(seconds[name][1:])) for name in ("loop", "chosen")}
-    return {"title": workload.title, "seconds": {k: median(v[1:]) for k, v in seconds.items()}, **ratios, "plan": plan}
+    ratios = {name: median(np.array(seconds["bare"][1:]) / np.array(seconds[name][1:])) for name in coordinators}
+    medians = {name: median(values[1:]) for name, values in seconds.items()} | kernels
+    return {"title": workload.title, "seconds": medians, **ratios, "plan": plans["chosen"], "plans": plans}
+
+
+def _kernel_seconds(work: Any) -> float:
+    """Seconds that a GPU computes: no round is faster whose kernels run one after the other."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
 
 
 @contextmanager
@@ -114,10 +127,8 @@ def main() -> None:
     device, results = arguments.device, {}
     for name in arguments.only:
         results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root, device, arguments.set)
-        print(
-            f"{name}: bare loop / Hedgerow {one['loop']:.2f} as a loop, {one['chosen']:.2f} under {one['plan']}",
-            flush=True,
-        )
+        modes = ", ".join(f"{one[mode]:.2f} {mode}" for mode in ("loop", "graph", "chosen") if mode in one)
+        print(f"{name}: bare loop / Hedgerow {modes} ({one['plan']}); seconds {one['seconds']}", flush=True)
     if device == "cuda":
         results["card"] = torch.cuda.get_device_name()
     write_results(arguments.name or ("shares" if device == "cpu" else "shares-cuda"), conditions() | results)

@@ -34,13 +34,14 @@ NARROW = 8
 """Minimum number of input channels of a 1x1 convolution that may run in the channels-last format."""
 
 
-def is_narrow(kernels: Iterable[Tensor]) -> bool:
-    """Whether one of these parameters is the kernel of a narrow 1x1 convolution, which needs the default memory format.
+def needs_default_format(kernels: Iterable[Tensor]) -> bool:
+    """Whether a model with these parameters needs the default memory format: on a GPU, or with a narrow 1x1 kernel.
 
+    On a GPU, convolutions of float32 are faster in it.
     On processors with AVX2 and without AVX-512, oneDNN 3.13 (PyTorch 2.15) writes past the end of its buffers in the
     weight gradient of such a convolution with a stride, when activations are in the format of `channels_last`.
     """
-    return any(k.dim() == 4 and k.shape[2:] == (1, 1) and k.shape[1] < NARROW for k in kernels)
+    return any(k.is_cuda or (k.dim() == 4 and k.shape[2:] == (1, 1) and k.shape[1] < NARROW) for k in kernels)
 
 
 def rows_of(table: Tensor, rows: Tensor) -> Tensor:
@@ -131,14 +132,15 @@ class ClientData:
     y: Tensor
     prepare: Callable[[Tensor], Tensor]
     streams: Mapping[str, tuple[Tensor, Tensor]]
-    """Stream name -> (indices (steps, size) into x and y, mask (steps, size))."""
+    """Stream name -> (indices (steps, size) into x and y, mask (steps, size)). The mask of a single client is on the
+    CPU, where reading it waits for no GPU, and real samples come first."""
     batched: bool
     keys: Mapping[str, Tensor] = field(default_factory=dict)
     """Stream name -> (steps, views), for streams with several views of each sample."""
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     """Creates the views of raw samples: (samples, key, rows) -> samples."""
-    narrow: bool = False
-    """Whether the model needs the default memory format, see `is_narrow`."""
+    plain: bool = False
+    """Whether the model needs the default memory format, see `needs_default_format`."""
     key: Tensor | None = None
     """(2,) 64 random bits, as two int64 of 32 bits each, derived from seed, round, exchange and client only, for
     randomness inside a step; `keyed_random.py` derives random numbers from them. None if the exchange is not
@@ -164,7 +166,9 @@ class ClientData:
             if real.all():
                 sizes, rows = [rows.shape[1]] * len(rows), rows.flatten()
             else:
-                sizes, rows = real.sum(-1).tolist(), rows[real]
+                # Real samples come first. A mask as index would wait for a GPU.
+                sizes = real.sum(-1).tolist()
+                rows = torch.cat([own[:size] for own, size in zip(rows, sizes, strict=True)])
             samples = self._prepared(self.x.index_select(0, rows)), self.y.index_select(0, rows), rows
             for x, y, own in zip(*(part.split(sizes) for part in samples), strict=True):
                 if len(own):
@@ -175,8 +179,8 @@ class ClientData:
         for rows, real, own in zip(indices.unbind(0), mask.unbind(0), keys.unbind(0), strict=True):
             if self.batched:
                 yield self._with_views(rows, own, real.float(), real.any().float())
-            elif real.any():
-                yield self._with_views(rows[real], own)
+            elif size := int(real.sum()):
+                yield self._with_views(rows[:size], own)
 
     def _with_views(
         self, rows: Tensor, keys: Tensor, mask: Tensor | None = None, active: Tensor | float = 1.0
@@ -190,14 +194,15 @@ class ClientData:
 
     def _prepared(self, x: Tensor) -> Tensor:
         x = self.prepare(x)
-        return x if self.batched or self.narrow else channels_last(x)
+        return x if self.batched or self.plain else channels_last(x)
 
     def _labels(self, y: Tensor) -> Tensor:
         return y if self.relabel is None else self.relabel(y)
 
     def steps(self, stream: str = "train") -> Tensor:
         """Number of real mini-batches of a stream, K in the papers; 0-d."""
-        return self._stream(stream)[1].any(-1).sum()
+        count = self._stream(stream)[1].any(-1).sum()
+        return count if count.device == self.x.device else torch.full_like(count, int(count), device=self.x.device)
 
     def _stream(self, name: str) -> tuple[Tensor, Tensor]:
         if name not in self.streams:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from torch import Tensor, nn
 
+from hedgerow.algorithms.core.precision import run_model
 from hedgerow.algorithms.core.torch_private import BATCH_NORMS, call, set_parameters, without_levels
 
 BufferPolicy = Literal["average", "local", "ignore"]
@@ -177,7 +178,7 @@ class LayerContext:
         # Copies, since layers may change buffers in place, with a value for each client, as the samples have.
         given = {name: x.new_empty(value.shape, dtype=value.dtype).copy_(value) for name, value in before.items()}
         with set_parameters(own, {**w, **given}):
-            output = own(x)
+            output = run_model(own, x)
             # Others assign them.
             self.buffers = {name: without_levels(own.get_buffer(name).detach()) for name in self.buffers}
         return output

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hedgerow.algorithms.core.layer_context import TrainMode
 from hedgerow.algorithms.core.measures import Scoring, Targets
+from hedgerow.algorithms.core.precision import run_model
 from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
 from hedgerow.algorithms.core.torch_private import call, set_parameters
 
@@ -140,7 +141,7 @@ class Task:
         fixed = _fixed.get()
         if fixed is not None and fixed.w is w:
             fixed.set_in(self.module)
-            return self.module(x)
+            return run_model(self.module, x)
         return call(self.module, w, x)
 
     def predictions(self, outputs: Tensor) -> Tensor:

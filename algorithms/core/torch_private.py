@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from hedgerow.algorithms.core.precision import run_model
+
 try:
     # `torch.func.grad` imports torch's compiler on its first call, which takes longer than importing torch. These names
     # avoid that import. Without them HAS_GRADIENT_LEVELS is False, and callers use `torch.func.grad_and_value`.
@@ -229,7 +231,7 @@ def call(module: nn.Module, w: dict[str, Tensor], *inputs: Any, **options: Any) 
     if torch.compiler.is_compiling():
         return torch.func.functional_call(module, w, inputs, options)
     with set_parameters(module, w):
-        return module(*inputs, **options)
+        return run_model(module, *inputs, **options)
 
 
 def gradients(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

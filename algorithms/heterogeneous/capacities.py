@@ -106,5 +106,5 @@ def masked_loss(task: Any, w: Params, batch: Batch, here: Tensor | None) -> Tens
 def classes_of(data: ClientData, classes: int) -> Tensor:
     """Mask of the classes that occur in the client's mini-batches, (classes,): 1 for these, else 0."""
     rows, real = data.streams["train"]
-    matches = (data.y[rows][..., None] == torch.arange(classes, device=data.y.device)) & real[..., None]
+    matches = (data.y[rows][..., None] == torch.arange(classes, device=data.y.device)) & real.to(rows.device)[..., None]
     return matches.flatten(0, -2).any(0).float()

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, channels_last, is_narrow
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData, channels_last, needs_default_format
 from hedgerow.algorithms.core.hyperparameters import HyperParameters, Rule, enabled
 from hedgerow.algorithms.core.pytree import add
 from hedgerow.algorithms.core.task import FixedParameters, Params
@@ -200,8 +200,8 @@ def _in_place(
     memory: Params | None,
 ) -> tuple[Params, Tensor]:
     """Steps of one client, whose parameters change in place."""
-    narrow = is_narrow(start.values())
-    layout = torch.Tensor.contiguous if narrow else channels_last
+    plain = needs_default_format(start.values())
+    layout = torch.Tensor.contiguous if plain else channels_last
     w = {name: layout(p.detach()).clone().requires_grad_() for name, p in start.items()}
     params = list(w.values())
 
@@ -215,8 +215,8 @@ def _in_place(
     losses = []
     with FixedParameters(w):
         for batch in batches:
-            # Needed for a sub-model: the full model may not be narrow.
-            value = loss(w, replace(batch, x=batch.x.contiguous()) if narrow else batch)
+            # Needed for a sub-model: the full model may not need the default format.
+            value = loss(w, replace(batch, x=batch.x.contiguous()) if plain else batch)
             # Parameters that the loss does not depend on get gradient 0.
             gradient = gradients(value, params)
             losses.append(value.detach())

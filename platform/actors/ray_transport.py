@@ -82,7 +82,7 @@ class ClientActor:
                 "PyTorch finds no GPU there, although Ray has one; install the driver that `hedgerow plan` names, or "
                 "set resources.gpus_per_actor to 0"
             )
-        init_process(spec.resources.threads, resources=spec.resources)
+        init_process(spec.resources.threads, spec.resources, spec.experiments[0].engine.precision)
         self.worker = Worker(*worker_arguments(spec.experiments, Dataset.opened(data), Partition(**partition)))
 
     def unload_run(self) -> None:

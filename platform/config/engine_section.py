@@ -5,13 +5,16 @@ from typing import Literal
 from pydantic import Field
 
 from hedgerow.algorithms.core.hyperparameters import Rule
+from hedgerow.algorithms.core.precision import Precision
 from hedgerow.platform.common.section import Section
 
 
 class StepPlan(Section):
     """Execution plan of one step."""
 
-    mode: Literal["loop", "vmap"] = Field(description="loop: one client after the other; vmap: `chunk` clients at once")
+    mode: Literal["loop", "graph", "vmap"] = Field(
+        description="loop: one client after the other; graph: the same as a CUDA graph; vmap: `chunk` clients at once"
+    )
     chunk: int = Field(1, ge=1, description="number of clients at once under vmap")
     compiled: bool = Field(False, description="whether vmap runs through torch.compile")
 
@@ -19,14 +22,22 @@ class StepPlan(Section):
 class EngineConfig(Section):
     """Execution of clients on an actor."""
 
-    mode: Literal["auto", "loop", "vmap"] = Field(
-        "auto", description="loop: one client after the other; vmap: many at once; auto: the faster one, as measured"
+    mode: Literal["auto", "loop", "graph", "vmap"] = Field(
+        "auto",
+        description="loop: one client after the other; graph: the same on a GPU, with all kernels of a client launched as "
+        "one CUDA graph; vmap: many clients at once; auto: the fastest, as measured",
     )
     chunk: int | Literal["auto"] = Field("auto", description="number of clients at once under vmap")
     compile: bool | Literal["auto"] = Field(
         "auto",
         description="whether vmap runs through torch.compile (all clients must have the same number of steps; from "
         "PyTorch 2.15 on); auto: in long runs, if it is faster",
+    )
+    precision: Precision = Field(
+        "float32",
+        description="precision of the model's products; tf32: of float32 products on a GPU, whose factors are rounded to "
+        "10 bits; bfloat16: PyTorch's autocast in the forward pass and its gradient, with parameters, their gradients and "
+        "all sums in float32",
     )
     plans: dict[str, StepPlan] = Field(
         {},
@@ -41,4 +52,10 @@ class EngineConfig(Section):
             return "compile"
         return "plans" if any(plan.compiled for plan in self.plans.values()) else None
 
-    rules = (Rule(lambda engine: engine.chunk != "auto" and engine.chunk < 1, "`chunk` must be auto or at least 1"),)
+    rules = (
+        Rule(lambda engine: engine.chunk != "auto" and engine.chunk < 1, "`chunk` must be auto or at least 1"),
+        Rule(
+            lambda engine: engine.compiling and engine.precision == "bfloat16",
+            "compiled steps compute in float32 or tf32, and `precision` is bfloat16; set `compile` to false",
+        ),
+    )

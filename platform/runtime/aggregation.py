@@ -18,17 +18,60 @@ WIDENED, WIDENED_GPU = 2**16, 2**24
 
 
 def finite_clients(up: Tree, count: int) -> Tensor:
-    """Mask (C,) of the clients of a chunk that sent only finite numbers."""
+    """Mask (C,) of the clients of a chunk that sent only finite numbers, on the device of the update."""
     # The sum of a row is finite exactly when its entries are, unless they are so large that the client diverged anyway.
     floats = [leaf for leaf in leaves(up) if leaf.is_floating_point()]
     if count == 1 and all(leaf.device.type == "cpu" for leaf in floats):
         return torch.tensor([isfinite(sum(float(leaf.sum()) for leaf in floats))])
+    if any(leaf.device.type != "cpu" for leaf in floats):
+        return _flat(floats).sum(1).isfinite()
     rows = [leaf.reshape(count, -1).sum(1).float() for leaf in floats]
-    return torch.stack(rows).sum(0).isfinite().cpu() if rows else torch.ones(count, dtype=torch.bool)
+    return torch.stack(rows).sum(0).isfinite() if rows else torch.ones(count, dtype=torch.bool)
 
 
 TOGETHER = 4
 """Number of clients whose updates are added at once in a loop: the sums, in float64, are then read and written once."""
+
+
+@dataclass(frozen=True)
+class FlatSum:
+    """Weighted sum of updates on a GPU: one vector in float64, since each operation on a leaf would be a launch."""
+
+    shapes: Tree
+    vector: Tensor
+
+    @classmethod
+    def zero(cls, up: Tree) -> "FlatSum":
+        """Sum of no rows of a tree."""
+        size = sum(leaf[0].numel() for leaf in leaves(up))
+        first = next(leaves(up))
+        shapes = tree_map(lambda leaf: leaf.shape[1:], up)
+        return cls(shapes, torch.zeros(size, dtype=torch.float64, device=first.device))
+
+    def add(self, up: Tree, weights: Tensor, finite: Tensor) -> None:
+        """Add the weighted rows of a tree that are finite; nothing waits for the GPU."""
+        rows = _flat(list(leaves(up)))
+        weights, finite = torch.where(finite, weights, 0.0), finite[:, None]
+        size = max(1, WIDENED_GPU // len(rows))
+        for piece, some in zip(self.vector.split(size), rows.split(size, dim=1), strict=True):
+            # Zero times infinity is NaN.
+            piece += weights @ torch.where(finite, some, 0).double()
+
+    def tree(self, vector: Any) -> Tree:
+        """Leaves of a vector, as views."""
+        start = 0
+
+        def leaf(shape: torch.Size) -> Any:
+            nonlocal start
+            start += shape.numel()
+            return vector[start - shape.numel() : start].reshape(shape)
+
+        return tree_map(leaf, self.shapes)
+
+
+def _flat(rows: list[Tensor]) -> Tensor:
+    """Leaves (C, ...) side by side, (C, numbers)."""
+    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in rows], 1)
 
 
 @dataclass
@@ -36,7 +79,7 @@ class PartialAggregate:
     """Message from a worker to the executor: one shard's part of an aggregate."""
 
     reduce: Reduction
-    total: Tree | None = None
+    total: Tree | FlatSum | None = None
     """Weighted sum of the updates in float64, unless they are stacked."""
     weight: float = 0.0
     stacks: list[Tree] = field(default_factory=list)
@@ -61,28 +104,31 @@ class PartialAggregate:
     scratch: list[tuple[np.ndarray, Tree]] = field(default_factory=list)
     """Entries that the step has added to the states of clients, for the rest of the round: positions of the clients in
     the shard, and leaves with one row for each."""
-    _chunks: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
-    """Source of `contributed` and `metrics`, see `to_wire`."""
+    _chunks: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
+    """Source of `weight`, `contributed` and `metrics`, see `to_wire`."""
     _waiting: list[tuple[Tree, float]] = field(default_factory=list, init=False)
     """Updates of single clients with their weights, which are added several at a time."""
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
-        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
+        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,), all on the
+        device of the clients. On a GPU, only `stack` waits for them.
 
         Clients that diverged are removed before the weighting: a zero weight is not enough, since 0 * NaN is NaN.
         """
-        self._chunks.append((finite, {name: values.detach().cpu() for name, values in (metrics or {}).items()}))
+        self._chunks.append((finite, weights, {name: values.detach() for name, values in (metrics or {}).items()}))
         sizes = [(leaf.numel(), leaf.element_size()) for leaf in leaves(up)]
         self.up_scalars += sum(numbers for numbers, _ in sizes)
         self.up_bytes += sum(numbers * size for numbers, size in sizes)
         if self.reduce == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
             return
+        if finite.device.type != "cpu":
+            self.total = self.total or FlatSum.zero(up)
+            self.total.add(up, weights, finite)
+            return
         if not finite.all():
             up, weights = _finite_rows(up, finite), weights[finite]
-        self.weight += float(weights.sum())
-        # On a GPU, reading the weight would wait.
-        if len(weights) == 1 and all(leaf.device.type == "cpu" for leaf in leaves(up)):
+        if len(weights) == 1:
             self._waiting.append((up, float(weights)))
             if len(self._waiting) == TOGETHER:
                 self._add_waiting()
@@ -121,18 +167,27 @@ class PartialAggregate:
         """Note a chunk of clients without samples."""
         self.predictions += [None] * clients
 
-    def to_wire(self) -> "PartialAggregate":
-        """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation."""
+    def to_wire(self, keeps_total: bool = False) -> "PartialAggregate":
+        """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation.
+
+        keeps_total: the sum stays on the GPU.
+        """
         self._add_waiting()
-        total, delta = (None if tree is None else to_host(tree) for tree in (self.total, self.client_model_delta))
-        finite, metrics = [finite for finite, _ in self._chunks], [metrics for _, metrics in self._chunks]
+        total, delta = self.total, None if self.client_model_delta is None else to_host(self.client_model_delta)
+        if isinstance(total, FlatSum):
+            total = total if keeps_total else total.tree(_to_numpy(total.vector))
+        elif total is not None:
+            total = to_host(total)
+        chunks = [(finite.cpu(), weights, metrics) for finite, weights, metrics in self._chunks]
+        metrics = [metrics for _, _, metrics in chunks]
         return replace(
             self,
             total=total,
+            weight=sum((float(weights.cpu()[finite].sum()) for finite, weights, _ in chunks), 0.0),
             client_model_delta=delta,
-            contributed=torch.cat(finite).numpy() if finite else self.contributed,
+            contributed=torch.cat([finite for finite, _, _ in chunks]).numpy() if chunks else self.contributed,
             metrics={
-                name: torch.cat([one[name] for one in metrics if name in one]).double().numpy()
+                name: torch.cat([one[name] for one in metrics if name in one]).cpu().double().numpy()
                 for name in dict.fromkeys(name for one in metrics for name in one)
             }
             or self.metrics,
@@ -183,12 +238,19 @@ def pairwise(parts: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
     return parts[0]
 
 
-def sum_trees(trees: list[Tree], scale: float = 1.0) -> Tree:
-    """Scaled sum of trees of float64 arrays, pairwise, as float32 torch tensors; {} for no trees."""
+def sum_trees(trees: list[Any], scale: float = 1.0) -> Tree:
+    """Scaled sum of trees of float64 arrays, or of sums on a GPU, pairwise, as float32 torch tensors on the CPU; {} for no
+    trees.
+    """
 
     def added(*parts: np.ndarray) -> Tensor:
         return torch.from_numpy(scaled(pairwise(parts, np.add), scale))
 
+    if trees and isinstance(trees[0], FlatSum):
+        # From memory that is not paged, the next exchange sends the same numbers back without waiting.
+        result = (pairwise([total.vector for total in trees], torch.add) * scale).float()
+        host = torch.empty(result.shape, pin_memory=True)
+        return trees[0].tree(host.copy_(result))
     return tree_map(added, trees[0], *trees[1:]) if trees else {}
 
 

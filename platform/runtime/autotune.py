@@ -15,9 +15,9 @@ from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.user_cache import cache_folder, read_entry, write_entry
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, ExecutionPlan
+from hedgerow.platform.runtime.shards import ClientCrashed, ExecutionPlan, PlanFailed
 
-FORMAT = 7
+FORMAT = 8
 """Version of cached answers; answers of another version are ignored."""
 
 MEASURED_STEPS = 2
@@ -29,7 +29,7 @@ MEASURED_SAMPLES = 64
 CLOSE = 1.5
 """Plans within this factor of the fastest are measured again, with more mini-batches."""
 
-LOOP = ExecutionPlan("loop")
+LOOP, GRAPH = ExecutionPlan("loop"), ExecutionPlan("graph")
 
 TIE = 1.1
 """The loop is chosen unless another plan is faster by this factor: otherwise noise would decide, and with it the bits.
@@ -87,7 +87,7 @@ class Workload:
 
     steps: mean number of mini-batches per client. alike: whether all clients have the same number, so that all chunks
     have one shape. megabytes: memory limit of a worker's process; None: no limit. variants: number of variants, each of
-    which runs every client of a chunk.
+    which runs every client of a chunk. on_gpu: whether the workers compute on GPUs.
     """
 
     clients: int
@@ -96,6 +96,7 @@ class Workload:
     alike: bool = False
     megabytes: float | None = None
     variants: int = 1
+    on_gpu: bool = False
 
     def chunks(self, plan: ExecutionPlan) -> int:
         """Number of chunks of a worker in a round."""
@@ -106,11 +107,20 @@ class Workload:
         return self.chunks(plan) * cost.seconds
 
 
-def candidate_plans(config: EngineConfig, clients: int, variants: int = 1) -> list[ExecutionPlan]:
-    """Plans that the file allows, for a worker with this number of clients in a round; small chunks first."""
-    chunks = chunk_sizes(clients, variants) if config.chunk == "auto" else [min(config.chunk, max(1, clients))]
+def candidate_plans(config: EngineConfig, workload: Workload, no_vmap: str | None = None) -> list[ExecutionPlan]:
+    """Plans that the file allows; small chunks first. A graph serves clients with equal mini-batches.
+
+    no_vmap: reason why the model cannot be batched, or None.
+    """
+    if config.mode in ("loop", "graph"):
+        return [ExecutionPlan(config.mode)]
+    one = [LOOP, *([GRAPH] if workload.on_gpu and workload.alike else [])]
+    if no_vmap:
+        return one if config.mode == "auto" else [LOOP]
+    clients = workload.clients
+    chunks = chunk_sizes(clients, workload.variants) if config.chunk == "auto" else [min(config.chunk, max(1, clients))]
     batched = [ExecutionPlan("vmap", chunk) for chunk in chunks]
-    return [ExecutionPlan("loop"), *batched] if config.mode == "auto" else batched or [ExecutionPlan("vmap", 1)]
+    return [*one, *batched] if config.mode == "auto" else batched or [ExecutionPlan("vmap", 1)]
 
 
 def chunk_sizes(clients: int, variants: int) -> list[int]:
@@ -147,9 +157,7 @@ def tune_plan(
     sums, so the same numbers need the same plan: it is recorded in run.json. no_vmap: reason why the model cannot be
     batched, or None. key: everything that the choice depends on, including the hardware of the workers.
     """
-    if config.mode == "loop" or no_vmap:
-        return ExecutionPlan("loop")
-    plans = candidate_plans(config, workload.clients, workload.variants)
+    plans = candidate_plans(config, workload, no_vmap)
     compiling = config.compile is not False and can_compile() and workload.alike and workload.steps <= UNROLLED
     if len(plans) == 1:
         # The file determines the plan, so nothing is measured.
@@ -194,7 +202,7 @@ def _fastest(plans: list[ExecutionPlan], workload: Workload, measure: Measure) -
         for plan in candidates:
             try:
                 took = workload.seconds(plan, measure(plan, steps))
-            except (ChunkTooLarge, torch.OutOfMemoryError):
+            except (PlanFailed, torch.OutOfMemoryError):
                 # More mini-batches take more memory.
                 continue
             slope = max(0.0, took - seconds[plan]) / (steps - MEASURED_STEPS)
@@ -224,7 +232,9 @@ def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) 
             break
         try:
             cost, chunk = measure(plan, MEASURED_STEPS), plan.chunk
-        except (ChunkTooLarge, torch.OutOfMemoryError):
+        except (PlanFailed, torch.OutOfMemoryError):
+            if plan == GRAPH:
+                continue
             if seconds:
                 break
             if plan.chunk == 1:
@@ -232,7 +242,9 @@ def _measured(plans: list[ExecutionPlan], workload: Workload, measure: Measure) 
             return _measured([replace(plan, chunk=plan.chunk // 2)], workload, measure)
         seconds[plan] = workload.seconds(plan, cost)
         batched = [took for other, took in seconds.items() if other.mode == "vmap"]
-        if batched and (seconds[plan] > NO_BETTER * min(batched) or seconds[plan] > HOPELESS * min(seconds.values())):
+        # A graph says nothing about larger chunks, whose clients share each launch.
+        others = [took for other, took in seconds.items() if other != GRAPH]
+        if batched and (seconds[plan] > NO_BETTER * min(batched) or seconds[plan] > HOPELESS * min(others)):
             break
     return seconds
 

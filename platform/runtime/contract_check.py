@@ -42,7 +42,7 @@ from hedgerow.platform.runtime.engine import Samples
 from hedgerow.platform.runtime.evaluation import evaluate, output_keeper, validate
 from hedgerow.platform.runtime.exchange_costs import Delivery, NoContributionsError
 from hedgerow.platform.runtime.executor import Executor
-from hedgerow.platform.runtime.shards import EVALUATION, ChunkTooLarge
+from hedgerow.platform.runtime.shards import EVALUATION, PlanFailed
 from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
@@ -246,7 +246,7 @@ class _DryRun:
             if may_batch:
                 try:
                     self._run(cohort, worker, "vmap", samples)
-                except (UserError, ContractError, ChunkTooLarge):
+                except (UserError, ContractError, PlanFailed):
                     raise
                 except Exception as error:
                     if is_exhausted(error):

@@ -21,7 +21,7 @@ from hedgerow.platform.runtime.factory import build_algorithms
 from hedgerow.platform.runtime.online_server import OnlineServer
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.server import FederatedServer
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, ObjectsLost
+from hedgerow.platform.runtime.shards import ClientCrashed, ObjectsLost, PlanFailed
 from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import InProcess, Transport
 from hedgerow.platform.runtime.worker import Worker
@@ -140,8 +140,8 @@ class Coordinator:
             try:
                 try:
                     self._run_in_lockstep(behind)
-                except ChunkTooLarge as error:
-                    self._halve_chunk(error, target)
+                except PlanFailed as error:
+                    self._simplify(error, target)
                 except ClientCrashed as error:
                     for variant in error.variants:
                         self.servers[variant].quarantine(error.client)
@@ -231,15 +231,12 @@ class Coordinator:
             aggregates = iter(self.executor.run(exchanges) if exchanges else [])
             replies = {variant: [next(aggregates) for _ in mine] for variant, mine in requests.items()}
 
-    def _halve_chunk(self, failed: ChunkTooLarge, round: int) -> None:
-        """Halve the chunk of a step that does not fit into memory, from `round` on, which runs again."""
-        if not self.executor.plans.halve(failed):
+    def _simplify(self, failed: PlanFailed, round: int) -> None:
+        """Run a step under a simpler plan from `round` on, which runs again."""
+        if not self.executor.plans.simplify(failed):
             raise failed
-        chunk = failed.plan.chunk
-        self.on_notice(
-            f"round {round} is repeated: the step {failed.step} does not fit into memory with {chunk} clients at once, "
-            f"and runs with {chunk // 2} from now on"
-        )
+        instead = "as a loop" if failed.plan.mode == "graph" else f"with {failed.plan.chunk // 2}"
+        self.on_notice(f"round {round} is repeated: {failed}, and runs {instead} from now on")
         # A resumed run changes the plan at the same round.
         self._save_again(round)
 
@@ -392,8 +389,8 @@ def build_coordinator(
     servers = build_servers(experiments, dataset, partition)
     if transport is None:
         resources = experiments[0].resources
-        init_process(resources.threads, resources=resources)
-        transport = InProcess(lambda: Worker(*worker_arguments(experiments, dataset, partition)))
+        init_process(resources.threads, resources, experiments[0].engine.precision)
+        transport = InProcess(lambda: Worker(*worker_arguments(experiments, dataset, partition), keeps_sums=True))
     return Coordinator(servers, build_executor(servers, transport, parts), list(checkpoints), claim)
 
 
@@ -423,4 +420,5 @@ def worker_arguments(experiments: list[Experiment], dataset: Dataset, partition:
     """Arguments of a Worker for these experiments."""
     first = experiments[0]
     algorithms = build_algorithms(experiments, dataset, partition)
-    return algorithms, dataset, partition, first.seed, first.resources, first.evaluation.follows
+    follows = first.evaluation.follows
+    return algorithms, dataset, partition, first.seed, first.resources, follows, first.engine.precision

@@ -15,10 +15,12 @@ from torch import Tensor
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData, Split
 from hedgerow.algorithms.core.keyed_random import seeded
 from hedgerow.algorithms.core.messages import ClientStep, StepResult
+from hedgerow.algorithms.core.precision import Precision, precision_of_models
 from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.algorithms.core.torch_private import allow_recompilations
 from hedgerow.algorithms.optim.batched_functions import batched_attention
 from hedgerow.algorithms.optim.gradient import direct_gradients
+from hedgerow.platform.common.cuda_graphs import CapturedCalls
 from hedgerow.platform.common.memory import is_out_of_memory
 from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pooled_batches, view_keys
@@ -48,7 +50,7 @@ class Samples:
     """Makes the views of raw samples, see ClientData."""
     owners: "Samples | None" = None
     """For a pool: the clients' samples, which `BatchSpec.pooled_from` refers to; None: these are the clients'."""
-    narrow: bool = False
+    plain: bool = False
     """See ClientData."""
     takes_padding: bool = True
     """Whether the model may be called with padded mini-batches, see `TrainMode`."""
@@ -56,7 +58,7 @@ class Samples:
     def streams(
         self, batches: Mapping[str, BatchSpec], key: tuple[int | str, ...], clients: np.ndarray, padded: bool = True
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Index streams of a chunk: name -> (rows of x and y (C, steps, size), mask of the same shape).
+        """Index streams of a chunk, on the CPU: name -> (rows of x and y (C, steps, size), mask of the same shape).
 
         key: seed, round and position of the exchange. padded: where the mask is False, rows are real samples of the
         same client.
@@ -80,8 +82,7 @@ class Samples:
             rows = order[np.where(mask, positions + starts, 0)]
             if padded:
                 rows = self._padded(rows, mask)
-            device = self.x.device
-            streams[name] = torch.from_numpy(rows).to(device), torch.from_numpy(mask).to(device)
+            streams[name] = torch.from_numpy(rows), torch.from_numpy(mask)
         return streams
 
     def each(
@@ -89,12 +90,17 @@ class Samples:
     ) -> Iterator[tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]]:
         """Streams and keys of one client after the other, with a leading dimension of one client and no padding.
 
-        For the arguments see `drawn`.
+        Rows and the keys of views are on the device; masks and the clients' own keys, whose values are read, on the
+        CPU. For the arguments see `drawn`.
         """
         together = self._drawn_together(batches)
         for start in range(0, len(clients), together):
             chunk = clients[start : start + together]
             streams, keys = self.drawn(batches, key, chunk, keyed, padded=False)
+            streams = {
+                name: (rows.to(self.x.device, non_blocking=True), mask) for name, (rows, mask) in streams.items()
+            }
+            keys = {name: key.to(self.x.device, non_blocking=True) if name else key for name, key in keys.items()}
             sizes = {
                 name: (mask.any(-1).sum(-1).tolist(), mask.any(1).sum(-1).tolist())
                 for name, (_, mask) in streams.items()
@@ -128,12 +134,12 @@ class Samples:
         keyed: bool,
         padded: bool = True,
     ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-        """Streams and keys of a chunk of clients, see `streams` and `keys`. keyed: with a key of each client."""
+        """Streams and keys of a chunk of clients, on the CPU, see `streams` and `keys`. keyed: with a key of each client."""
         streams = self.streams(batches, key, clients, padded)
         keys = self.keys(batches, key, clients, streams)
         if keyed:
             # No stream has an empty name.
-            keys[""] = torch.from_numpy(client_keys(key, clients)).to(self.x.device)
+            keys[""] = torch.from_numpy(client_keys(key, clients))
         return streams, keys
 
     def _padded(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -172,7 +178,7 @@ class Samples:
         for name, spec in batches.items():
             if spec.views > 1 or (spec.views and self.augment is not None):
                 draw = view_keys(spec, (*key, name), clients, streams[name][0].shape[1])
-                result[name] = torch.from_numpy(draw).to(self.x.device)
+                result[name] = torch.from_numpy(draw)
         return result
 
 
@@ -189,29 +195,34 @@ def run_clients(
     states: Callable[[np.ndarray], Tree],
     samples: Samples,
     seed: int,
+    captured: CapturedCalls,
+    precision: Precision = "float32",
 ) -> Iterator[tuple[slice, Answers]]:
     """Run a client step for every client of a shard, chunk by chunk; yields the positions and answers of each chunk.
+
+    The updates of an answer are valid until the next one.
 
     It runs for E variants of an experiment that differ only in floats. Under vmap every chunk has the same shape: the
     last one is padded with copies of its last client, whose answers are dropped.
 
     hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: maps positions of
-    clients in the shard to leaves (E, clients, ...).
+    clients in the shard to leaves (E, clients, ...). captured: graphs of steps that run as one.
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
-    run = one = _run_one(step, hypers, broadcasts, samples)
+    run = one = _run_one(step, hypers, broadcasts, samples, captured if plan.mode == "graph" else None)
     if plan.mode == "vmap":
         run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
-    alone = samples.each(shard.batches, key, shard.clients, shard.keyed) if plan.mode == "loop" else None
+    alone = None if plan.mode == "vmap" else samples.each(shard.batches, key, shard.clients, shard.keyed)
     for start in range(0, n, plan.chunk):
         rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
         clients = shard.clients[rows]
         extra = tree_map(lambda leaf, rows=rows: leaf[:, torch.from_numpy(rows).to(leaf.device)], per_client)
         streams, keys = next(alone) if alone else samples.drawn(shard.batches, key, clients, shard.keyed)
-        if alone or samples.takes_padding or all(mask.all() for _, mask in streams.values()):
-            answers = run(extra, states(rows), streams, keys)
-        else:
-            answers = _in_turn(one, extra, states(rows), samples.each(shard.batches, key, clients, shard.keyed))
+        with precision_of_models(precision):
+            if alone or samples.takes_padding or all(mask.all() for _, mask in streams.values()):
+                answers = run(extra, states(rows), streams, keys)
+            else:
+                answers = _in_turn(one, extra, states(rows), samples.each(shard.batches, key, clients, shard.keyed))
         size = min(plan.chunk, n - start)
         if size < plan.chunk:
             answers = tuple(tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
@@ -237,18 +248,40 @@ def _in_turn(run: Run, extra: Tree, state: Tree, each: Iterator[Any]) -> Any:
     return tuple(tree_map(lambda *parts: torch.cat(parts, 1), *trees) for trees in zip(*answers, strict=True))
 
 
-def _run_one(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples) -> Run:
+def _run_one(
+    step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples, captured: CapturedCalls | None
+) -> Run:
+    """captured: graphs of steps that run as one; None: kernel by kernel."""
+    device = samples.x.device
+    calls = [
+        captured and captured.of((step, variant), hp.model_dump_json(), down)
+        for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True))
+    ]
+
     def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
         streams, keys = (_each(tree, lambda leaf: leaf[0]) for tree in (streams, keys))
+        rows, masks = ({name: pair[i] for name, pair in streams.items()} for i in (0, 1))
         own = keys.pop("", None)
-        data = ClientData(
-            samples.x, samples.y, samples.prepare, streams, False, keys, samples.augment, samples.narrow, own
-        )
+        mine = {"rows": rows, "keys": keys} | ({} if own is None else {"key": own.to(device, non_blocking=True)})
+        kind = tuple((name, mask.numpy().tobytes()) for name, mask in masks.items()) if captured else None
         answers = []
-        for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True)):
-            message, mine = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
-            with _seeded(own):
-                answers.append(_answer(step(hp, {**down, **message}, mine, data)))
+        for variant, (hp, down, call) in enumerate(zip(hypers, broadcasts, calls, strict=True)):
+
+            def answer(down: Tree, mine: Tree, hp: Any = hp) -> Answers:
+                streams = {name: (rows, masks[name]) for name, rows in mine["rows"].items()}
+                data = ClientData(
+                    samples.x, samples.y, samples.prepare, streams, False, mine["keys"], samples.augment,
+                    samples.plain, mine.get("key"),
+                )  # fmt: skip
+                return _answer(step(hp, {**down, **mine["message"]}, mine["state"], data))
+
+            message, before = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
+            inputs = {**mine, "message": message, "state": before}
+            with _seeded(own, device):
+                answers.append(call(answer, inputs, kind) if call else answer(down, inputs))
+        if captured:
+            # Updates are added up at once; the rest is read later.
+            answers = [(update, *(tree_map(torch.clone, tree) for tree in rest)) for update, *rest in answers]
         if len(answers) == 1:
             return tuple(tree_map(lambda leaf: leaf[None, None], tree) for tree in answers[0])
         return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
@@ -265,10 +298,12 @@ def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sa
     owner = getattr(step, "__self__", step)
 
     def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
+        first = keys[""][0] if "" in keys else None
+        streams, keys = (_each(tree, lambda leaf: leaf.to(device, non_blocking=True)) for tree in (streams, keys))
         arguments = step, values, samples, len(hypers), downs, floats, extra, state, streams, keys
 
         def vmapped(direct: bool) -> Answers:
-            with _seeded(keys[""][0] if "" in keys else None), batched_attention():
+            with _seeded(first, device), batched_attention():
                 return _vmapped(*arguments, direct=direct)
 
         if compiled:
@@ -286,12 +321,15 @@ def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sa
     return run
 
 
-def _seeded(key: Tensor | None) -> AbstractContextManager[None]:
-    """Context in which a model's layers draw random numbers that follow from a client's key; None: they draw none."""
+def _seeded(key: Tensor | None, device: torch.device) -> AbstractContextManager[None]:
+    """Context in which a model's layers draw random numbers that follow from a client's key; None: they draw none.
+
+    key: on the CPU. device: of the layers.
+    """
     if key is None:
         return nullcontext()
     first, second = key.tolist()
-    return seeded(first << 32 | second, key.device)
+    return seeded(first << 32 | second, device)
 
 
 _needs_transforms: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combi
 from hedgerow.platform.runtime.autotune import Measurement
 from hedgerow.platform.runtime.exchange_costs import CommunicationCost
 from hedgerow.platform.runtime.plans import Plans
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ClientCrashed, Positions, WorkShard, deal
+from hedgerow.platform.runtime.shards import ClientCrashed, PlanFailed, Positions, WorkShard, deal
 from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import Answer, Transport
 
@@ -52,7 +52,7 @@ class Executor:
     none.
 
     A worker that is lost is reported and started again, and the part that it ran is repeated. `run` raises
-    ChunkTooLarge if a chunk of several clients does not fit into memory, and ClientCrashed for a client that ends its
+    PlanFailed if a step cannot run under its plan, and ClientCrashed for a client that ends its
     worker each time; the round can run again from its beginning.
     """
 
@@ -244,7 +244,7 @@ class Executor:
                     answers[part] = answer.value
             self._end_silent_workers()
         if errors:
-            raise next((error for error in errors if not isinstance(error, ChunkTooLarge)), errors[0])
+            raise next((error for error in errors if not isinstance(error, PlanFailed)), errors[0])
         return answers
 
     def _is_ready(self) -> bool:

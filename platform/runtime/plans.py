@@ -12,7 +12,7 @@ from hedgerow.algorithms.slots.fedex_rounds import FEDEX
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, WorkShard, cohort_of, owner_of, step_name
+from hedgerow.platform.runtime.shards import ExecutionPlan, PlanFailed, WorkShard, cohort_of, owner_of, step_name
 
 IGNORED = {"executor", "timeout", "placement"}
 """Keys of `resources` that affect no plan."""
@@ -39,13 +39,14 @@ class Plans:
         """Use recorded plans for a variant."""
         self.known[variant] |= {step: ExecutionPlan(**plan) for step, plan in values.items()}
 
-    def halve(self, failed: ChunkTooLarge) -> bool:
-        """Halve the chunk of the steps whose plan failed; returns whether there are any."""
-        half, changed = replace(failed.plan, chunk=failed.plan.chunk // 2), False
+    def simplify(self, failed: PlanFailed) -> bool:
+        """Give the steps whose plan failed a simpler one; returns whether there are any."""
+        simpler, changed = failed.plan.simpler, False
+        assert simpler is not None, "otherwise the error is raised as it is"
         for plans in self.known:
             for step, plan in plans.items():
                 if plan == failed.plan and f"{step}/".startswith(f"{failed.step}/"):
-                    plans[step], changed = half, True
+                    plans[step], changed = simpler, True
         return changed
 
     def of(self, exchange: Exchange) -> ExecutionPlan | None:
@@ -98,6 +99,7 @@ class Plans:
             "inline": experiment.resources.executor == "inline",
             "step": _key(exchange),
             "experts": len(fused),
+            "precision": experiment.engine.precision,
             "clients": clients,
             "numbers": _message_size(exchange),
             "hardware": hardware(),
@@ -108,7 +110,8 @@ class Plans:
 
         steps, alike = _steps(exchange, sizes)
         rounds = experiment.rounds - cohort.round + 1
-        workload = Workload(clients, rounds, steps, alike, experiment.resources.memory_mb, len(fused))
+        resources = experiment.resources
+        workload = Workload(clients, rounds, steps, alike, resources.memory_mb, len(fused), bool(resources.gpu))
         module, engine = owner_of(exchange).task.module, experiment.engine
         if getattr(module, "train_mode", None) is not None:
             # Replacements of torch functions are not traced.

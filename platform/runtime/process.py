@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hedgerow.algorithms.core.precision import Precision
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.config.resources import Resources
 
@@ -19,7 +20,7 @@ CONTEXT = 0.5e9
 """Bytes that a process typically uses on a GPU before its first tensor; torch's limit does not count them."""
 
 
-def init_process(threads: int, resources: Resources | None = None) -> None:
+def init_process(threads: int, resources: Resources | None = None, precision: Precision = "float32") -> None:
     """Limit torch's threads and its share of a GPU's memory, and keep freed memory in the process.
 
     resources: of the client actor in this process; None: no clients compute here.
@@ -36,7 +37,7 @@ def init_process(threads: int, resources: Resources | None = None) -> None:
         mallopt(_M_MMAP_THRESHOLD, 2**30) or mallopt(_M_MMAP_THRESHOLD, 2**25)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     on_gpu = resources is not None and bool(resources.gpu) and torch.cuda.is_available()
-    _choose_algorithms(resources if on_gpu else None)
+    _choose_algorithms(resources if on_gpu else None, precision)
     if resources is not None and on_gpu:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(memory_fraction(resources.gpu, total))
@@ -46,13 +47,13 @@ _defaults: list[tuple[bool, bool, bool]] = []
 """PyTorch's settings in this process before its first run on a GPU."""
 
 
-def _choose_algorithms(resources: Resources | None) -> None:
+def _choose_algorithms(resources: Resources | None, precision: Precision) -> None:
     """Choose PyTorch's algorithms on GPUs; None: those of the process before its first run on a GPU."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     if resources is not None:
         if not _defaults:
             _defaults.append((torch.are_deterministic_algorithms_enabled(), matmul.allow_tf32, cudnn.allow_tf32))
-        chosen = resources.deterministic, not resources.deterministic, not resources.deterministic
+        chosen = resources.deterministic, precision == "tf32", precision == "tf32"
         if resources.deterministic:
             # cuBLAS reads this variable at its first call.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -20,12 +20,21 @@ Site = Literal["clients", "test", "pool", "validation"]
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How a step runs: one client after the other, or `chunk` clients at once under vmap."""
+    """How a step runs: one client after the other, the same with its kernels captured in a CUDA graph, or `chunk` clients
+    at once under vmap.
+    """
 
-    mode: Literal["loop", "vmap"]
+    mode: Literal["loop", "graph", "vmap"]
     chunk: int = 1
     compiled: bool = False
     """Under vmap: use torch.compile, which fuses everything except matrix products."""
+
+    @property
+    def simpler(self) -> "ExecutionPlan | None":
+        """Plan that runs instead of one that fails: half as many clients at once, or the loop; None: there is none."""
+        if self.mode == "graph":
+            return ExecutionPlan("loop")
+        return replace(self, chunk=self.chunk // 2) if self.chunk > 1 else None
 
 
 @dataclass(frozen=True)
@@ -129,10 +138,10 @@ def step_name(step: str, place: Site) -> str:
     return f"{step.replace('predict_client', 'evaluate_client')}/{place}"
 
 
-class ChunkTooLarge(Exception):  # noqa: N818
-    """A chunk of several clients does not fit into a worker's memory.
+class PlanFailed(Exception):  # noqa: N818
+    """A step cannot run under its plan: several clients at once do not fit into memory, or it cannot be captured.
 
-    step: see `step_name`. plan: the plan under which it ran. reason: message of the failed allocation.
+    step: see `step_name`. plan: that has a simpler one. reason: message of the first error.
     """
 
     def __init__(self, step: str, plan: ExecutionPlan, reason: str):
@@ -140,7 +149,9 @@ class ChunkTooLarge(Exception):  # noqa: N818
         self.step, self.plan, self.reason = step, plan, reason
 
     def __str__(self) -> str:
-        return f"{self.step} does not fit into memory with {self.plan.chunk} clients at once: {self.reason}"
+        if self.plan.mode == "graph":
+            return f"the step {self.step} cannot run as a CUDA graph ({self.reason})"
+        return f"the step {self.step} does not fit into memory with {self.plan.chunk} clients at once"
 
 
 class ClientCrashed(Exception):  # noqa: N818

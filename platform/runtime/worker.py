@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.algorithms.core.client_data import is_narrow
+from hedgerow.algorithms.core.client_data import needs_default_format
 from hedgerow.algorithms.core.messages import PREDICTIONS
 from hedgerow.algorithms.core.parts import ContractError
-from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
+from hedgerow.algorithms.core.precision import Precision
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
+from hedgerow.platform.common.cuda_graphs import CapturedCalls, CaptureFailed
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.hardware import hardware
 from hedgerow.platform.common.memory import is_out_of_memory
@@ -26,11 +28,14 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, finite_clien
 from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
-from hedgerow.platform.runtime.shards import ChunkTooLarge, Site, WorkShard, step_name
+from hedgerow.platform.runtime.shards import PlanFailed, Site, WorkShard, step_name
 from hedgerow.platform.runtime.state_store import StateLayout
 
 PREPARED = 64 * 2**20
 """A training set of at most this many bytes is normalised once in each worker; a larger one batch by batch."""
+
+HELD = 2**30
+"""Bytes of new client states that wait on a GPU until its clients have run."""
 
 TEST_SHARD = 1000
 """Number of samples per shard of the test set."""
@@ -80,20 +85,20 @@ def samples_of_places(
     shards = _shards(len(test_y))
     pool = partition.pool()
     models = [task.module, *([task.teacher] if task.teacher is not None else [])]
-    narrow = is_narrow(parameter for model in models for parameter in model.parameters())
+    plain = needs_default_format(parameter for model in models for parameter in model.parameters())
     takes_padding = task.train_mode is None or task.train_mode.takes_padding
     clients = Samples(
-        train_x, train_y, prepare, partition.places, partition.splits(), task.augment, None, narrow, takes_padding
+        train_x, train_y, prepare, partition.places, partition.splits(), task.augment, None, plain, takes_padding
     )
-    test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SPLITS, shards), narrow=narrow)
+    test = Samples(test_x, test_y, prepare, np.arange(len(test_y)), dict.fromkeys(SPLITS, shards), plain=plain)
     places: dict[Site, Samples] = {
         "clients": clients,
         "test": test,
-        "pool": Samples(train_x, train_y, prepare, pool.places, pool.splits(), task.augment, clients, narrow),
+        "pool": Samples(train_x, train_y, prepare, pool.places, pool.splits(), task.augment, clients, plain),
     }
     if (held_back := partition.server_validation) is not None:
         splits = dict.fromkeys(SPLITS, _shards(len(held_back)))
-        places["validation"] = Samples(train_x, train_y, prepare, held_back, splits, narrow=narrow)
+        places["validation"] = Samples(train_x, train_y, prepare, held_back, splits, plain=plain)
     return places
 
 
@@ -101,7 +106,8 @@ class Worker:
     """Runs the steps of clients on one device. It has nothing that cannot be built again.
 
     algorithms: of one experiment, or of several variants of it, which share task, data, clients and seed. track_models:
-    keep each client's latest own model in its state, for the average over all clients.
+    keep each client's latest own model in its state, for the average over all clients. keeps_sums: sums stay on the
+    GPU, since the executor is in this process.
     """
 
     def __init__(
@@ -112,9 +118,12 @@ class Worker:
         seed: int,
         resources: Resources | None = None,
         track_models: bool = False,
+        precision: Precision = "float32",
+        keeps_sums: bool = False,
     ):
         resources = resources or Resources()
-        self.track_models = track_models
+        self.track_models, self.precision, self.keeps_sums = track_models, precision, keeps_sums
+        self.captured = CapturedCalls()
         self.device = torch.device("cuda" if resources.gpu else "cpu")
         task = algorithms[0].task.to(self.device)
         for algorithm in algorithms:
@@ -134,7 +143,7 @@ class Worker:
     def run(self, shards: list[WorkShard], broadcasts: list[Tree]) -> list[PartialAggregate]:
         """Run shards of exchanges that run in parallel. broadcasts: one per exchange.
 
-        Raises ChunkTooLarge if a chunk of several clients does not fit into memory.
+        Raises PlanFailed if a chunk of several clients does not fit into memory, or a step cannot be captured.
         """
         for shard in {shard.variant: shard for shard in shards}.values():
             compare_constants(self.algorithms[shard.variant].task.module, shard.constants)
@@ -156,16 +165,18 @@ class Worker:
                 # The user's code may fail in a later round than the one of the contract check.
                 raise UserError(f"algorithm.{error.key}: {error} (round {first_of_group.round})") from error
             except Exception as error:
-                if first_of_group.plan.chunk == 1 or not is_out_of_memory(error):
+                if first_of_group.plan.simpler is None or not (
+                    isinstance(error, CaptureFailed) or is_out_of_memory(error)
+                ):
                     raise
                 failure = first_line(error)
             if failure:
                 # Not within `except`: the error's traceback refers to the tensors of the chunk.
+                self.captured.clear()
                 free_memory()
-                name = step_name(first_of_group.step, first_of_group.site)
-                raise ChunkTooLarge(name, first_of_group.plan, failure)
+                raise PlanFailed(step_name(first_of_group.step, first_of_group.site), first_of_group.plan, failure)
         gpu_peak = peak(self.device) if self.device.type == "cuda" else 0.0
-        return [replace(part.to_wire(), gpu_peak_mb=gpu_peak) for part in partials]
+        return [replace(part.to_wire(self.keeps_sums), gpu_peak_mb=gpu_peak) for part in partials]
 
     def measure(self, shards: list[WorkShard], steps: int | None, broadcasts: list[Tree]) -> Measurement:
         """Time one chunk of shards with one fusion key under their plan, on their first clients.
@@ -179,12 +190,14 @@ class Worker:
         clock = time.thread_time if alone else time.perf_counter
         seconds: list[float] = []
         reset_peak(self.device)
-        # The first run is a warm-up; then repeat for a tenth of a second, at least once.
-        while len(seconds) < 2 or (sum(seconds[1:]) < 0.1 and len(seconds) < 20):
+        # The first run is a warm-up, and the second one captures a graph; then repeat for a tenth of a second.
+        warm = 2 if shards[0].plan.mode == "graph" else 1
+        while len(seconds) <= warm or (sum(seconds[warm:]) < 0.1 and len(seconds) < 20):
             start = clock()
             self.run(chunk, broadcasts)
             seconds.append(clock() - start)
-        return Measurement(min(seconds[1:]), self.at_rest, peak(self.device) - self.at_rest)
+        self.captured.clear()
+        return Measurement(min(seconds[warm:]), self.at_rest, peak(self.device) - self.at_rest)
 
     def _carry_out(self, shards: list[WorkShard], downs: list[Tree], partials: list[PartialAggregate]) -> None:
         """Run shards with the same fusion key and clients as one, and split the answers."""
@@ -198,7 +211,10 @@ class Worker:
             states=lambda positions: stack(*(self._states(shard, positions) for shard in shards)),
             samples=self.samples[first.site],
             seed=self.seed,
+            captured=self.captured,
+            precision=self.precision,
         )
+        weights_of, waiting, held = [self._load(shard.weights) for shard in shards], list[Any](), 0
         for rows, answers in chunks:
             for i, (shard, part) in enumerate(zip(shards, partials, strict=True)):
                 up, state, metrics, model = (tree_map(lambda leaf, i=i: leaf[i], tree) for tree in answers)
@@ -207,12 +223,18 @@ class Worker:
                     part.add_predictions(predictions)
                 elif shard.step.startswith("predict_client"):
                     part.add_no_predictions(rows.stop - rows.start)
-                weights = torch.from_numpy(shard.weights[rows])
+                weights = weights_of[i][rows]
                 if shard.weighted_by:
-                    weights = weights * metrics[shard.weighted_by].detach().cpu().double()
+                    weights = weights * metrics[shard.weighted_by].detach().double()
                 part.add(up, weights, finite, metrics)
-                if shard.keeps_states:
-                    self._keep(shard, np.arange(rows.start, rows.stop), state, model, finite, part)
+                if shard.keeps_states and (state or self.track_models):
+                    waiting.append((shard, np.arange(rows.start, rows.stop), state, model, finite, part))
+                    held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
+            # On a GPU, reading a state waits for all clients before.
+            if self.device.type == "cpu" or held > HELD:
+                self._keep_all(waiting)
+                held = 0
+        self._keep_all(waiting)
 
     def _states(self, shard: WorkShard, positions: np.ndarray) -> Tree:
         """States of some clients of a shard, stacked, as their step sees them."""
@@ -223,7 +245,13 @@ class Worker:
     def _lasting(self, shard: WorkShard, positions: np.ndarray) -> Tree:
         if shard.rows is None:
             return {}
-        return self.layouts[shard.variant].unpack(shard.rows.read(positions).to(self.device))
+        return self.layouts[shard.variant].unpack(self._load(shard.rows.read(positions)))
+
+    def _keep_all(self, waiting: list[Any]) -> None:
+        """Keep the new states of some chunks of clients."""
+        for shard, positions, state, model, finite, part in waiting:
+            self._keep(shard, positions, state, model, finite.cpu(), part)
+        waiting.clear()
 
     def _keep(
         self,
@@ -255,7 +283,7 @@ class Worker:
     def _load(self, array: Any) -> torch.Tensor:
         """Move an array to this worker's device; on the CPU, a view of the same memory, which must not change."""
         tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
-        return tensor.to(self.device)
+        return tensor.to(self.device, non_blocking=True)
 
 
 def to_wire(states: Tree) -> Tree:

@@ -337,7 +337,7 @@ def test_a_client_with_a_large_state_is_measured_by_its_mini_batches_too(tmp_pat
     ("share", "chunks"), [(1, []), (3, [3]), (5, [3, 5]), (50, [4, 8, 13, 25, 50]), (5000, [4, 8, 16, 32, 64, 125])]
 )
 def test_chunks_cut_a_share_evenly(share, chunks):
-    assert [plan.chunk for plan in candidate_plans(EngineConfig(), share) if plan.mode == "vmap"] == chunks
+    assert [plan.chunk for plan in candidate_plans(EngineConfig(), Workload(share)) if plan.mode == "vmap"] == chunks
 
 
 def test_chunks_keep_within_the_memory_that_there_is(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.ui.explained_experiment import complete
 
-LOOP, VMAP = {"mode": "loop", "chunk": 1}, {"mode": "vmap", "chunk": 2}
+LOOP, VMAP, GRAPH = {"mode": "loop", "chunk": 1}, {"mode": "vmap", "chunk": 2}, {"mode": "graph"}
 NOT_HERE = {"fedbn", "numpy_client"}
 """Algorithms that need batch normalisation, or a class of the user."""
 AMPLIFY = {"feddf": 0.1}
@@ -62,9 +62,13 @@ def test_it_trains_equally_in_a_loop_and_under_vmap(name, tmp_path):
 def test_on_a_gpu_it_has_the_numbers_of_the_cpu_and_the_same_bits_again(name, tmp_path):
     start = trained(name, tmp_path / "start", LOOP, rounds=0)
     cpu = trained(name, tmp_path / "cpu", LOOP)
-    loop, vmap, again = (trained(name, tmp_path / f"gpu-{i}", e, gpus=1.0) for i, e in enumerate((LOOP, VMAP, VMAP)))
+    engines = LOOP, GRAPH, VMAP, VMAP
+    loop, graph, vmap, again = (trained(name, tmp_path / f"gpu-{i}", e, gpus=1.0) for i, e in enumerate(engines))
     bound = AMPLIFY.get(name, 0.01) * apart(cpu, start)
     assert apart(loop, cpu) <= bound
     assert apart(vmap, cpu) <= bound
+    # The same kernels, or the loop where they cannot be captured.
+    assert graph.keys() == loop.keys()
+    assert all(torch.equal(graph[path], loop[path]) for path in graph)
     assert vmap.keys() == again.keys()
     assert all(torch.equal(vmap[path], again[path]) for path in vmap)

@@ -15,7 +15,7 @@ from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.executor import Executor
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.runtime.shards import ChunkTooLarge, ExecutionPlan, ObjectsLost
+from hedgerow.platform.runtime.shards import ExecutionPlan, ObjectsLost, PlanFailed
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.tune.search_runner import search
@@ -221,7 +221,7 @@ def test_a_measurement_halves_the_smallest_chunk_until_it_fits(tmp_path, monkeyp
 
     def measure(plan, steps=2):
         if plan.chunk > most:
-            raise ChunkTooLarge("train/clients", plan, "no room")
+            raise PlanFailed("train/clients", plan, "no room")
         if not most:
             raise torch.OutOfMemoryError("no room")
         return Measurement(1.0)
@@ -230,7 +230,7 @@ def test_a_measurement_halves_the_smallest_chunk_until_it_fits(tmp_path, monkeyp
     for most, chunk in ((8, 8), (3, 2), (1, 1)):
         assert tune_plan(only, None, Workload(16, steps=2), {"most": most}, measure) == ExecutionPlan("vmap", chunk)
     most = 0
-    with pytest.raises((torch.OutOfMemoryError, ChunkTooLarge)):
+    with pytest.raises((torch.OutOfMemoryError, PlanFailed)):
         tune_plan(only, None, Workload(16, steps=2), {"most": most}, measure)
 
 
@@ -239,7 +239,7 @@ def test_a_plan_that_fails_with_more_mini_batches_is_not_chosen(tmp_path, monkey
 
     def measure(plan, steps=2):
         if plan.chunk == 8 and steps > 2:
-            raise ChunkTooLarge("train/clients", plan, "no room")
+            raise PlanFailed("train/clients", plan, "no room")
         return Measurement(0.01 * plan.chunk**0.1)
 
     assert tune_plan(EngineConfig(), None, Workload(8, steps=20), {}, measure) == ExecutionPlan("vmap", 4)

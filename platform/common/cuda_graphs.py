@@ -1,0 +1,102 @@
+"""CUDA graphs: the kernels of a function are captured once, and then launched together with other inputs."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, tree_map
+from hedgerow.platform.common.errors import first_line
+from hedgerow.platform.common.memory import is_out_of_memory
+
+MOST = 64
+"""Number of graphs that are kept, each with its inputs, its results and the largest memory of its kernels."""
+
+Function = Callable[[Tree, Tree], Any]
+"""(shared inputs, own inputs) -> tuple of trees."""
+
+
+class CaptureFailed(Exception):  # noqa: N818
+    """The kernels of a function cannot be captured, for example since it reads a value back from the GPU."""
+
+
+class CapturedCalls:
+    """Calls of functions on a GPU, each with many kernels.
+
+    The first call with new settings or shapes runs the function, in which libraries prepare themselves. The second one
+    captures its kernels. From then on, inputs are copied to where the kernels read them, and one launch runs them all.
+    The results of a call are overwritten by a later one.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: OrderedDict[Hashable, tuple[Hashable, _Graph | None]] = OrderedDict()
+        self._pool: Any = None
+
+    def of(self, name: Hashable, settings: Hashable, shared: Tree) -> Callable[[Function, Tree, Hashable], Any]:
+        """Caller of a function, as (function, its own inputs, what else determines its kernels) -> results.
+
+        settings: a graph with others is replaced. shared: inputs that all calls have in common.
+        """
+        shape, copied = _shapes(shared), set[int]()
+
+        def call(function: Function, own: Tree, kind: Hashable) -> Any:
+            key = name, kind, shape, _shapes(own)
+            known, graph = self._graphs.get(key, (None, None))
+            if known != settings:
+                self._graphs[key] = settings, None
+                if len(self._graphs) > MOST:
+                    self._graphs.popitem(last=False)
+                return function(shared, own)
+            if graph is None:
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                graph = _Graph(function, shared, own, self._pool)
+                self._graphs[key] = settings, graph
+            elif id(graph) not in copied:
+                _copy(shared, graph.shared)
+            copied.add(id(graph))
+            self._graphs.move_to_end(key)
+            return graph.replay(own)
+
+        return call
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._graphs.clear()
+
+
+class _Graph:
+    """Graph of one function. Raises CaptureFailed."""
+
+    def __init__(self, function: Function, shared: Tree, own: Tree, pool: Any):
+        self.shared, self.own = tree_map(torch.clone, shared), tree_map(torch.clone, own)
+        self._graph = torch.cuda.CUDAGraph()
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            self._graph.capture_begin(pool=pool)
+            try:
+                self.results = function(self.shared, self.own)
+            except Exception as error:
+                with suppress(RuntimeError):
+                    self._graph.capture_end()
+                if is_out_of_memory(error):
+                    raise
+                raise CaptureFailed(first_line(error)) from error
+            self._graph.capture_end()
+        current.wait_stream(stream)
+
+    def replay(self, own: Tree) -> Any:
+        _copy(own, self.own)
+        self._graph.replay()
+        return self.results
+
+
+def _shapes(tree: Tree) -> Hashable:
+    return tuple((path, leaf.shape, leaf.dtype, leaf.device) for path, leaf in flatten(tree).items())
+
+
+def _copy(tree: Tree, to: Tree) -> None:
+    for source, target in zip(leaves(tree), leaves(to), strict=True):
+        target.copy_(source, non_blocking=True)
