@@ -25,9 +25,10 @@ class CaptureFailed(Exception):  # noqa: N818
 class CapturedCalls:
     """Calls of functions on a GPU, each with many kernels.
 
-    The first call with new settings or shapes runs the function, in which libraries prepare themselves. The second one
-    captures its kernels. From then on, inputs are copied to where the kernels read them, and one launch runs them all.
-    The results of a call are overwritten by a later one.
+    The first call with new settings or shapes runs the function, in which libraries prepare themselves; it raises
+    CaptureFailed if the function waits for the GPU. The second one captures its kernels. From then on, inputs are
+    copied to where the kernels read them, and one launch runs them all. The results of a call are overwritten by a
+    later one.
     """
 
     def __init__(self) -> None:
@@ -48,11 +49,12 @@ class CapturedCalls:
                 self._graphs[key] = settings, None
                 if len(self._graphs) > MOST:
                     self._graphs.popitem(last=False)
-                return function(shared, own)
+                return _without_waiting(function, shared, own)
             if graph is None:
-                self._pool = self._pool or torch.cuda.graph_pool_handle()
-                graph = _Graph(function, shared, own, self._pool)
-                self._graphs[key] = settings, graph
+                # A capture that fails leaves its memory unusable.
+                pool, self._pool = self._pool or torch.cuda.graph_pool_handle(), None
+                graph = _Graph(function, shared, own, pool)
+                self._graphs[key], self._pool = (settings, graph), pool
             elif id(graph) not in copied:
                 _copy(shared, graph.shared)
             copied.add(id(graph))
@@ -64,6 +66,20 @@ class CapturedCalls:
     def clear(self) -> None:
         """Forget all graphs."""
         self._graphs.clear()
+
+
+def _without_waiting(function: Function, shared: Tree, own: Tree) -> Any:
+    """Result of a function, which must not wait for the GPU."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return function(shared, own)
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise CaptureFailed("it reads a value back from the GPU, or writes one there") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class _Graph:

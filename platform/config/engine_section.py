@@ -24,8 +24,8 @@ class EngineConfig(Section):
 
     mode: Literal["auto", "loop", "graph", "vmap"] = Field(
         "auto",
-        description="loop: one client after the other; graph: the same on a GPU, with all kernels of a client launched as "
-        "one CUDA graph; vmap: many clients at once; auto: the fastest, as measured",
+        description="loop: one client after the other; graph: the same on a GPU, with all kernels of a client launched "
+        "as one CUDA graph; vmap: many clients at once; auto: the fastest, as measured",
     )
     chunk: int | Literal["auto"] = Field("auto", description="number of clients at once under vmap")
     compile: bool | Literal["auto"] = Field(
@@ -35,9 +35,9 @@ class EngineConfig(Section):
     )
     precision: Precision = Field(
         "float32",
-        description="precision of the model's products; tf32: of float32 products on a GPU, whose factors are rounded to "
-        "10 bits; bfloat16: PyTorch's autocast in the forward pass and its gradient, with parameters, their gradients and "
-        "all sums in float32",
+        description="precision of the model's products; tf32: on a GPU, factors are rounded to 10 bits; bfloat16: "
+        "PyTorch's autocast in the forward pass and its gradient, with parameters, their gradients and all sums in "
+        "float32",
     )
     plans: dict[str, StepPlan] = Field(
         {},

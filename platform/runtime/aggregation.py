@@ -110,8 +110,9 @@ class PartialAggregate:
     """Updates of single clients with their weights, which are added several at a time."""
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
-        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,), all on the
-        device of the clients. On a GPU, only `stack` waits for them.
+        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
+
+        All are on the device of the clients. On a GPU, only `stack` waits for them.
 
         Clients that diverged are removed before the weighting: a zero weight is not enough, since 0 * NaN is NaN.
         """
@@ -121,6 +122,8 @@ class PartialAggregate:
         self.up_bytes += sum(numbers * size for numbers, size in sizes)
         if self.reduce == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
+            return
+        if not any(True for _ in leaves(up)):
             return
         if finite.device.type != "cpu":
             self.total = self.total or FlatSum.zero(up)
@@ -239,9 +242,7 @@ def pairwise(parts: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
 
 
 def sum_trees(trees: list[Any], scale: float = 1.0) -> Tree:
-    """Scaled sum of trees of float64 arrays, or of sums on a GPU, pairwise, as float32 torch tensors on the CPU; {} for no
-    trees.
-    """
+    """Scaled sum of trees of float64 arrays, or of sums on a GPU, pairwise: float32 tensors on the CPU; {} for no trees."""
 
     def added(*parts: np.ndarray) -> Tensor:
         return torch.from_numpy(scaled(pairwise(parts, np.add), scale))

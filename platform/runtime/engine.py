@@ -134,7 +134,7 @@ class Samples:
         keyed: bool,
         padded: bool = True,
     ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-        """Streams and keys of a chunk of clients, on the CPU, see `streams` and `keys`. keyed: with a key of each client."""
+        """Streams and keys of a chunk of clients, see `streams` and `keys`; on the CPU. keyed: with a key of each client."""
         streams = self.streams(batches, key, clients, padded)
         keys = self.keys(batches, key, clients, streams)
         if keyed:
