@@ -65,7 +65,7 @@ def measure(
             if name != "chosen":
                 coordinators[name].executor.plans.known[0]["train/clients"] = ExecutionPlan(name)
         torch.set_num_threads(1)
-        seconds: dict[str, list[float]] = {"bare": [], "loop": [], "chosen": []}
+        seconds: dict[str, list[float]] = {"bare": [], **{name: [] for name in coordinators}}
         for clients in job.rows:
             rows = torch.from_numpy(clients)
             with pytorch_defaults():

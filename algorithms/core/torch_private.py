@@ -216,7 +216,11 @@ def _places(module: nn.Module) -> list[tuple[tuple[str, ...], dict[str, Any], st
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Attributes of a module other than parameters, buffers, submodules and the mode."""
+    """Attributes of a module other than parameters, buffers, submodules and the mode; none of a layer of torch itself,
+    where they follow from its parameters.
+    """
+    if type(module).__module__.startswith("torch.nn."):
+        return {}
     return {
         name: value
         for name, value in vars(module).items()

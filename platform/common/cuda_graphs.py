@@ -33,7 +33,6 @@ class CapturedCalls:
 
     def __init__(self) -> None:
         self._graphs: OrderedDict[Hashable, tuple[Hashable, _Graph | None]] = OrderedDict()
-        self._pool: Any = None
 
     def of(self, name: Hashable, settings: Hashable, shared: Tree) -> Callable[[Function, Tree, Hashable], Any]:
         """Caller of a function, as (function, its own inputs, what else determines its kernels) -> results.
@@ -51,10 +50,10 @@ class CapturedCalls:
                     self._graphs.popitem(last=False)
                 return _without_waiting(function, shared, own)
             if graph is None:
-                # A capture that fails leaves its memory unusable.
-                pool, self._pool = self._pool or torch.cuda.graph_pool_handle(), None
-                graph = _Graph(function, shared, own, pool)
-                self._graphs[key], self._pool = (settings, graph), pool
+                # Memory that no graph uses any more cannot be used again.
+                pools = (one.pool for _, one in self._graphs.values() if one is not None)
+                graph = _Graph(function, shared, own, next(pools, None) or torch.cuda.graph_pool_handle())
+                self._graphs[key] = settings, graph
             elif id(graph) not in copied:
                 _copy(shared, graph.shared)
             copied.add(id(graph))
@@ -83,11 +82,14 @@ def _without_waiting(function: Function, shared: Tree, own: Tree) -> Any:
 
 
 class _Graph:
-    """Graph of one function. Raises CaptureFailed."""
+    """Graph of one function. Raises CaptureFailed, after which no other graph in the same memory can be used.
+
+    pool: memory of the kernels' results, which graphs share since they run one after the other.
+    """
 
     def __init__(self, function: Function, shared: Tree, own: Tree, pool: Any):
         self.shared, self.own = tree_map(torch.clone, shared), tree_map(torch.clone, own)
-        self._graph = torch.cuda.CUDAGraph()
+        self.pool, self._graph = pool, torch.cuda.CUDAGraph()
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
