@@ -1,200 +1,160 @@
-"""Throughput of one GPU: clients per second by chunk size, by processes that share it, and by precision. Needs no Ray.
+"""What one GPU does, in at most eight minutes: tests, seconds against a bare loop, precision, and memory.
 
-    python benchmarks/gpu.py [--device cuda] [--only chunks processes precision] [--repeats 5]
+    python benchmarks/gpu.py [--data-root FOLDER] [--only tests shares defaults precision memory] [--rounds 5]
 
-Without a GPU, it prints a message and measures nothing; `--device cpu --quick` tests the script itself. Prints the
-figures and writes them to benchmarks/results/gpu.json with the command, the versions and the machine.
+shares: workloads of workloads.yaml as Hedgerow runs them unless told otherwise, deterministic and in float32.
+defaults: the same with PyTorch's default algorithms and TF32, which the bare loop has. precision: seconds and accuracy
+of float32, tf32 and bfloat16. memory: what a client adds to the memory of a process. Parts that did not run keep their
+stored results. Without a GPU, it prints a message and measures nothing. Writes benchmarks/results/gpu.json.
 """
 
 import argparse
-import multiprocessing as mp
+import json
+import re
+import subprocess
+import sys
+import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
+import xml.etree.ElementTree as ET
 from dataclasses import replace
-from statistics import median
+from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
-import numpy as np
 import torch
-from measuring import conditions, noise, write_results
-from torch.utils.flop_counter import FlopCounterMode
+from measuring import RESULTS, conditions
+from shares import measure
+from workloads import WORKLOADS, Workload
 
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.config.resources import Resources
-from hedgerow.platform.runtime.factory import build_algorithms
-from hedgerow.platform.runtime.shards import ExecutionPlan, PlanFailed, WorkShard
-from hedgerow.platform.runtime.worker import Worker
+from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
+from hedgerow.platform.runtime.factory import build_data, build_partition
+from hedgerow.platform.runtime.process import peak
 
-PEAK = {
-    "H100": {"float32": 67e12, "tf32": 494e12, "bf16": 989e12},
-    "H200": {"float32": 67e12, "tf32": 494e12, "bf16": 989e12},
-    "A100": {"float32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
-}
-"""Dense FLOP/s according to the vendor's data sheets (SXM versions)."""
+TESTS = ("runtime/test_gpu.py", "runtime/test_gpu_memory.py", "runtime/test_every_algorithm.py", "runs/test_device.py")
+DEFAULTS = ["resources.deterministic=false", "engine.precision=tf32"]
+LAST = 3
+"""Number of last evaluations over which an accuracy is averaged."""
 
-MODELS: dict[str, dict[str, Any]] = {
-    "mlp": {"model": {"name": "mlp", "hidden": [200, 200]}, "shape": (1, 28, 28), "samples": 50, "batch": 10},
-    "cnn": {"model": {"name": "cnn"}, "shape": (3, 32, 32), "samples": 100, "batch": 50},
-    "resnet18_gn": {"model": {"name": "resnet18_gn"}, "shape": (3, 32, 32), "samples": 40, "batch": 20},
-}
-"""Models, and the local data of their clients for one epoch of SGD."""
+PRECISION = {"digits": 40, "cnn": 100}
+"""Rounds of the workloads that are trained in each precision."""
 
-CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
+MEMORY = ("mnist-mlp", "cnn", "pfl", "lstm", "one-step", "resnet")
 
 
-def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, Any]]:
-    """A worker with random images of the model's shape, and the message that its clients receive."""
-    model = MODELS[name]
-    experiment = parse_experiment(
-        {
-            "name": "gpu",
-            "rounds": 1,
-            "participation": 1.0,
-            "task": {
-                "data": {"name": "digits"},
-                "partition": {"kind": "iid", "clients": clients, "samples_per_client": model["samples"]},
-                "model": model["model"],
-            },
-            "algorithm": {"name": "fedavg", "lr": 0.01, "batch_size": model["batch"]},
-        }
-    )
-    dataset = noise(model["shape"], clients * model["samples"], 10, 10)
-    partition = experiment.task.partition.draw(dataset.y_train, 10, None, 0)
-    resources = Resources(gpus_per_actor=float(device == "cuda"))
-    worker = Worker(build_algorithms([experiment], dataset, partition), dataset, partition, 0, resources)
-    return worker, {"w": worker.algorithms[0].init_server()["w"]}
+def tests() -> dict[str, Any]:
+    """Results of the tests that need a GPU, and the algorithms whose steps ran as graphs."""
+    root = Path(__file__).parent.parent
+    files = [str(root / "tests" / name) for name in TESTS if (root / "tests" / name).exists()]
+    with tempfile.TemporaryDirectory(prefix="hedgerow-gpu-") as scratch:
+        report = Path(scratch) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-m", "not exhaustive", f"--junitxml={report}"]
+        begun = time.perf_counter()
+        subprocess.run([*command, *files], cwd=root, stdout=sys.stderr, check=False)
+        cases = list(ET.parse(report).iter("testcase"))
+    kinds = {case: next((child.tag for child in case if child.tag != "properties"), "passed") for case in cases}
+    named = {case: re.search(r"\[(.*)\]", case.get("name", "")) for case in cases}
+    graphs = {
+        named[case][1]: one.get("value")  # type: ignore[index]
+        for case in cases
+        for one in case.iter("property")
+        if one.get("name") == "local steps"
+    }
+    return {
+        **{kind: sum(one == kind for one in kinds.values()) for kind in sorted({"passed", *kinds.values()})},
+        "seconds": round(time.perf_counter() - begun),
+        "local steps as": {mode: sorted(n for n, one in graphs.items() if one == mode) for mode in ("graph", "loop")},
+    }
 
 
-def shard_of(worker: Worker, clients: int, plan: ExecutionPlan, number: int) -> WorkShard:
-    ids = np.arange(clients)
-    batches = worker.algorithms[0].hyper.batches
-    return WorkShard("train", ids, round=number, weights=np.ones(clients), batches=batches, plan=plan)
+def shares(rounds: int, data_root: Path | None, settings: list[str]) -> dict[str, Any]:
+    """Ratios of the bare loop's time to Hedgerow's, by workload."""
+    found = {}
+    for name, workload in WORKLOADS.items():
+        one = found[name] = measure(workload, rounds, data_root, "cuda", settings)
+        modes = ", ".join(f"{mode} {one[mode]:.2f}" for mode in ("loop", "graph", "chosen"))
+        print(f"{name} {' '.join(settings)}: bare loop / Hedgerow {modes}", file=sys.stderr, flush=True)
+    return found
 
 
-def clients_per_second(worker: Worker, down: dict[str, Any], clients: int, plan: ExecutionPlan, repeats: int) -> float:
-    """Median clients per second over some rounds, including the transfer of the replies back to the host."""
-    seconds = []
-    for number in range(1, repeats + 3):
-        start = time.perf_counter()
-        worker.run([shard_of(worker, clients, plan, number)], broadcasts=[down])
-        seconds.append(time.perf_counter() - start)
-    return clients / median(seconds[2:])
+def started(workload: Workload, data_root: Path | None, folder: Path, **changes: Any) -> Coordinator:
+    """A run of a workload on the GPU, in this process. changes: to sections of its experiment."""
+    source = workload.source(data_root)
+    values = workload.experiment(source).model_dump(mode="json")
+    changes = {"resources": {"executor": "inline", "gpus_per_actor": 1}, **changes}
+    experiment = parse_experiment({**values, **{key: {**values[key], **changed} for key, changed in changes.items()}})
+    if source.dataset is None:
+        return build_coordinator([experiment], *build_data(experiment, data_root), [folder])
+    return build_coordinator([experiment], source.dataset, build_partition(experiment, source.dataset), [folder])
 
 
-def flops_per_client(worker: Worker, down: dict[str, Any]) -> float:
-    """Floating-point operations of one client's round, forward and backward."""
-    with FlopCounterMode(display=False) as counter:
-        worker.run([shard_of(worker, 1, ExecutionPlan("loop"), 1)], broadcasts=[down])
-    return float(counter.get_total_flops())
+def precision(data_root: Path | None, folder: Path) -> dict[str, Any]:
+    """Seconds per round and test accuracy of each precision, with the same cohorts and mini-batches."""
+    found: dict[str, Any] = {}
+    for workload, rounds in PRECISION.items():
+        one = WORKLOADS[workload]
+        figures = found[workload] = {"title": one.title, "data": one.source(data_root).told, "rounds": rounds}
+        for name in ("float32", "tf32", "bfloat16"):
+            run = started(
+                replace(one, rounds=rounds), data_root, folder / f"{workload}-{name}",
+                engine={"precision": name}, evaluation={"every": 5},
+            )  # fmt: skip
+            seconds = []
+            while not run.done:
+                begun = time.perf_counter()
+                (record,) = run.next_round().values()
+                if "test_accuracy" not in record:
+                    seconds.append(time.perf_counter() - begun)
+            scores = [record["test_accuracy"] for record in run.servers[0].history if "test_accuracy" in record]
+            figures[name] = {"seconds": median(seconds[1:]), "accuracy": mean(scores[-LAST:])}
+            print(f"{workload}, {name}: {figures[name]}", file=sys.stderr, flush=True)
+    return found
 
 
-def plans(clients: int) -> list[ExecutionPlan]:
-    chunks = [chunk for chunk in CHUNKS if chunk <= clients]
-    batched = [ExecutionPlan("vmap", chunk) for chunk in chunks if chunk > 1]
-    return [ExecutionPlan("loop"), *batched, *(replace(plan, compiled=True) for plan in batched[-2:])]
-
-
-def by_chunk(name: str, clients: int, device: str, repeats: int) -> dict[str, Any]:
-    """Clients per second under each plan; plans that run out of memory are marked."""
-    worker, down = worker_of(name, clients, device)
-    rates: dict[str, Any] = {}
-    for plan in plans(clients):
-        label = plan.mode if plan.mode == "loop" else f"vmap {plan.chunk}{' compiled' if plan.compiled else ''}"
-        try:
-            rates[label] = round(clients_per_second(worker, down, clients, plan, repeats), 1)
-        except (PlanFailed, torch.OutOfMemoryError):
-            rates[label] = "out of memory"
-    return rates
-
-
-PRECISIONS: dict[str, tuple[str, AbstractContextManager[Any]]] = {
-    "float32": ("highest", nullcontext()),
-    "tf32": ("high", nullcontext()),
-    "bf16": ("high", torch.autocast("cuda", torch.bfloat16)),
-}
-"""Precision of float32 products in torch, and the context manager of the round."""
-
-
-def by_precision(name: str, clients: int, device: str, repeats: int, card: str) -> dict[str, Any]:
-    """Clients per second and share of the card's peak, with the largest chunk that fits the cohort."""
-    worker, down = worker_of(name, clients, device)
-    work = flops_per_client(worker, down)
-    plan = ExecutionPlan("vmap", max(chunk for chunk in CHUNKS if chunk <= min(clients, 64)))
-    rates: dict[str, Any] = {"GFLOP per client": round(work / 1e9, 3)}
-    for precision, (products, context) in PRECISIONS.items():
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = precision != "float32"
-        with context:
-            rate = clients_per_second(worker, down, clients, plan, repeats)
-        peak = next((peaks[precision] for gpu, peaks in PEAK.items() if gpu in card), None)
-        rates[precision] = {"clients per second": round(rate, 1)}
-        if peak:
-            rates[precision]["share of peak"] = round(rate * work / peak, 4)
-    torch.set_float32_matmul_precision("highest")
-    return rates
-
-
-def _serve(pipe: Any, name: str, clients: int, device: str, plan: ExecutionPlan) -> None:
-    worker, down = worker_of(name, clients, device)
-    while (number := pipe.recv()) is not None:
-        worker.run([shard_of(worker, clients, plan, number)], broadcasts=[down])
-        pipe.send(number)
-
-
-def by_processes(name: str, clients: int, device: str, repeats: int, counts: tuple[int, ...]) -> dict[str, Any]:
-    """Clients per second of one process, and of several that share the GPU and split the clients."""
-    context = mp.get_context("spawn")
-    rates: dict[str, Any] = {}
-    for count in counts:
-        share = clients // count
-        pipes, processes = [], []
-        for _ in range(count):
-            here, there = context.Pipe()
-            plan = ExecutionPlan("vmap", min(64, share))
-            processes.append(context.Process(target=_serve, args=(there, name, share, device, plan), daemon=True))
-            processes[-1].start()
-            pipes.append(here)
-        seconds = []
-        for number in range(1, repeats + 3):
-            start = time.perf_counter()
-            for pipe in pipes:
-                pipe.send(number)
-            for pipe in pipes:
-                pipe.recv()
-            seconds.append(time.perf_counter() - start)
-        for pipe, process in zip(pipes, processes, strict=True):
-            pipe.send(None)
-            process.join()
-        rates[f"{count} processes"] = round(count * share / median(seconds[2:]), 1)
-    return rates
+def memory(folder: Path) -> dict[str, Any]:
+    """MB of tensors in a process: with a loop, and what each further client of a chunk adds."""
+    found: dict[str, Any] = {}
+    for name in MEMORY:
+        peaks = {}
+        for chunk in (1, 4, 8):
+            plan = {"mode": "vmap", "chunk": chunk} if chunk > 1 else {"mode": "loop"}
+            torch.cuda.empty_cache()
+            one = replace(WORKLOADS[name], clients_per_round=8)
+            run = started(one, None, folder / f"{name}-{chunk}", engine=plan)
+            run.next_round()
+            peaks[chunk] = peak(torch.device("cuda"))
+            run.close()
+            del run
+        each = (peaks[8] - peaks[4]) / 4
+        found[name] = {"title": WORKLOADS[name].title, "MB as a loop": peaks[1], "MB per client at once": each}
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
+    parts = ("tests", "shares", "defaults", "precision", "memory")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", default=["chunks", "processes", "precision"])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--quick", action="store_true", help="few clients: checks that it runs, not how fast")
+    parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10; otherwise noise of its shape")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         print("gpu.py: no GPU on this machine; nothing was measured")
         return
-    card = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    results: dict[str, Any] = {**conditions(), "card": card}
-    for name in arguments.models:
-        clients = 4 if arguments.quick else 128
-        figures = results[name] = {}
-        if "chunks" in arguments.only:
-            figures["clients per second by plan"] = by_chunk(name, clients, arguments.device, arguments.repeats)
-        if "processes" in arguments.only:
-            counts = (1, 2) if arguments.quick else (1, 2, 4, 8)
-            figures["clients per second by processes"] = by_processes(
-                name, clients, arguments.device, arguments.repeats, counts
-            )
-        if "precision" in arguments.only and arguments.device == "cuda":
-            figures["by precision"] = by_precision(name, clients, arguments.device, arguments.repeats, card)
-    write_results("gpu", results)
+    file = RESULTS / "gpu.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="hedgerow-gpu-") as scratch:
+        work = {
+            "tests": tests,
+            "shares": lambda: shares(arguments.rounds, arguments.data_root, []),
+            "defaults": lambda: shares(arguments.rounds, arguments.data_root, DEFAULTS),
+            "precision": lambda: precision(arguments.data_root, Path(scratch)),
+            "memory": lambda: memory(Path(scratch)),
+        }
+        for part in arguments.only:
+            results[part] = work[part]() | {"conditions": conditions(), "card": torch.cuda.get_device_name()}
+            file.write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -34,11 +34,15 @@ def unstack(tree: Any) -> list[Any]:
 
 def leaves(tree: Any) -> Iterator[Any]:
     """Yields the leaves of a tree, in the order of its keys."""
-    if isinstance(tree, dict):
-        for child in tree.values():
-            yield from leaves(child)
-    else:
+    if not isinstance(tree, dict):
         yield tree
+        return
+    for child in tree.values():
+        # The most frequent case, without a generator per leaf.
+        if isinstance(child, dict):
+            yield from leaves(child)
+        else:
+            yield child
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:

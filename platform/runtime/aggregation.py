@@ -126,8 +126,8 @@ class PartialAggregate:
         if not any(True for _ in leaves(up)):
             return
         if finite.device.type != "cpu":
-            self.total = self.total or FlatSum.zero(up)
-            self.total.add(up, weights, finite)
+            total = self.total = self.total if isinstance(self.total, FlatSum) else FlatSum.zero(up)
+            total.add(up, weights, finite)
             return
         if not finite.all():
             up, weights = _finite_rows(up, finite), weights[finite]
@@ -137,6 +137,7 @@ class PartialAggregate:
                 self._add_waiting()
             return
         self._add_waiting()
+        assert not isinstance(self.total, FlatSum), "clients of one part are on one device"
         self.total = _added(self.total, up, weights)
 
     def _add_waiting(self) -> None:
@@ -242,7 +243,7 @@ def pairwise(parts: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
 
 
 def sum_trees(trees: list[Any], scale: float = 1.0) -> Tree:
-    """Scaled sum of trees of float64 arrays, or of sums on a GPU, pairwise: float32 tensors on the CPU; {} for no trees."""
+    """Scaled sum of trees of float64 arrays, or of sums on a GPU, pairwise, as float32 tensors on the CPU."""
 
     def added(*parts: np.ndarray) -> Tensor:
         return torch.from_numpy(scaled(pairwise(parts, np.add), scale))

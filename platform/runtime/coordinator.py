@@ -390,7 +390,7 @@ def build_coordinator(
     if transport is None:
         resources = experiments[0].resources
         init_process(resources.threads, resources, experiments[0].engine.precision)
-        transport = InProcess(lambda: Worker(*worker_arguments(experiments, dataset, partition), keeps_sums=True))
+        transport = InProcess(lambda: Worker(*worker_arguments(experiments, dataset, partition)))
     return Coordinator(servers, build_executor(servers, transport, parts), list(checkpoints), claim)
 
 

@@ -134,7 +134,7 @@ class Samples:
         keyed: bool,
         padded: bool = True,
     ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-        """Streams and keys of a chunk of clients, see `streams` and `keys`; on the CPU. keyed: with a key of each client."""
+        """Streams and keys of a chunk of clients on the CPU, see `streams` and `keys`. keyed: with each own key."""
         streams = self.streams(batches, key, clients, padded)
         keys = self.keys(batches, key, clients, streams)
         if keyed:
@@ -254,7 +254,7 @@ def _run_one(
     """captured: graphs of steps that run as one; None: kernel by kernel."""
     device = samples.x.device
     calls = [
-        captured and captured.of((step, variant), hp.model_dump_json(), down)
+        None if captured is None else captured.of((step, variant), hp.model_dump_json(), down)
         for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True))
     ]
 

@@ -20,7 +20,7 @@ Site = Literal["clients", "test", "pool", "validation"]
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How a step runs: one client after the other, without or with a CUDA graph, or `chunk` clients at once under vmap."""
+    """How a step runs: one client after the other, perhaps as a CUDA graph, or `chunk` clients at once under vmap."""
 
     mode: Literal["loop", "graph", "vmap"]
     chunk: int = 1

@@ -78,6 +78,7 @@ class InProcess:
 
     def start(self, worker: int) -> None:
         self.built[worker] = self.build()
+        self.built[worker].keeps_sums = True
         self._calls.append((worker, "start", (), None))
 
     def publish(self, trees: list[Tree]) -> Any:

@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.client_data import needs_default_format
 from hedgerow.algorithms.core.messages import PREDICTIONS
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.precision import Precision
-from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, sub, tree_map
+from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.cuda_graphs import CapturedCalls, CaptureFailed
@@ -33,6 +33,9 @@ from hedgerow.platform.runtime.state_store import StateLayout
 
 PREPARED = 64 * 2**20
 """A training set of at most this many bytes is normalised once in each worker; a larger one batch by batch."""
+
+IN_TURN = 4
+"""Clients of a measurement that run one after the other on a GPU."""
 
 HELD = 2**30
 """Bytes of new client states that wait on a GPU until its clients have run."""
@@ -106,8 +109,7 @@ class Worker:
     """Runs the steps of clients on one device. It has nothing that cannot be built again.
 
     algorithms: of one experiment, or of several variants of it, which share task, data, clients and seed. track_models:
-    keep each client's latest own model in its state, for the average over all clients. keeps_sums: sums stay on the
-    GPU, since the executor is in this process.
+    keep each client's latest own model in its state, for the average over all clients.
     """
 
     def __init__(
@@ -119,10 +121,11 @@ class Worker:
         resources: Resources | None = None,
         track_models: bool = False,
         precision: Precision = "float32",
-        keeps_sums: bool = False,
     ):
         resources = resources or Resources()
-        self.track_models, self.precision, self.keeps_sums = track_models, precision, keeps_sums
+        self.track_models, self.precision = track_models, precision
+        self.keeps_sums = False
+        """Whether sums stay on the GPU, since the executor is in this process."""
         self.captured = CapturedCalls()
         self.device = torch.device("cuda" if resources.gpu else "cpu")
         task = algorithms[0].task.to(self.device)
@@ -183,7 +186,9 @@ class Worker:
 
         steps: number of mini-batches; None: all mini-batches of a round.
         """
-        n = shards[0].plan.chunk
+        plan = shards[0].plan
+        # On a GPU, several clients one after the other: sending the model takes as long as one of them.
+        n = plan.chunk if plan.mode == "vmap" or self.device.type == "cpu" else min(IN_TURN, len(shards[0].clients))
         chunk = [shard.first(n, shortened(shard.batches, steps)) for shard in shards]
         # The time of this thread hardly depends on other work on the machine. Other threads and GPUs need the clock.
         alone = self.device.type == "cpu" and torch.get_num_threads() == 1
@@ -191,13 +196,13 @@ class Worker:
         seconds: list[float] = []
         reset_peak(self.device)
         # The first run is a warm-up, and the second one captures a graph; then repeat for a tenth of a second.
-        warm = 2 if shards[0].plan.mode == "graph" else 1
+        warm = 2 if plan.mode == "graph" else 1
         while len(seconds) <= warm or (sum(seconds[warm:]) < 0.1 and len(seconds) < 20):
             start = clock()
             self.run(chunk, broadcasts)
             seconds.append(clock() - start)
         self.captured.clear()
-        return Measurement(min(seconds[warm:]), self.at_rest, peak(self.device) - self.at_rest)
+        return Measurement(min(seconds[warm:]) * plan.chunk / n, self.at_rest, peak(self.device) - self.at_rest)
 
     def _carry_out(self, shards: list[WorkShard], downs: list[Tree], partials: list[PartialAggregate]) -> None:
         """Run shards with the same fusion key and clients as one, and split the answers."""
@@ -229,7 +234,7 @@ class Worker:
                 part.add(up, weights, finite, metrics)
                 if shard.keeps_states and (state or self.track_models):
                     waiting.append((shard, np.arange(rows.start, rows.stop), state, model, finite, part))
-                    held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
+                    held += self.layouts[shard.variant].width * (rows.stop - rows.start)
             # On a GPU, reading a state waits for all clients before.
             if self.device.type == "cpu" or held > HELD:
                 self._keep_all(waiting)

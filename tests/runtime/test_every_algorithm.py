@@ -1,5 +1,6 @@
 """Every algorithm, as `hedgerow new` writes its experiment: it trains equally in a loop, under vmap and on a GPU."""
 
+import json
 from typing import Any
 
 import pytest
@@ -41,6 +42,8 @@ def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, gpu
     coordinator = build_coordinator([experiment], *check(experiment, None), [folder])
     for _ in range(rounds):
         coordinator.next_round()
+    folder.mkdir(exist_ok=True)
+    (folder / "plans.json").write_text(json.dumps(coordinator.plans()))
     return {path: torch.as_tensor(leaf) for path, leaf in flatten(coordinator.servers[0].state).items()}
 
 
@@ -63,7 +66,7 @@ def test_it_trains_equally_in_a_loop_and_under_vmap(name, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @every_algorithm
-def test_on_a_gpu_it_has_the_numbers_of_the_cpu_and_the_same_bits_again(name, tmp_path):
+def test_on_a_gpu_it_has_the_numbers_of_the_cpu_and_the_same_bits_again(name, tmp_path, record_property):
     start = trained(name, tmp_path / "start", LOOP, rounds=0)
     cpu = trained(name, tmp_path / "cpu", LOOP)
     engines = LOOP, GRAPH, VMAP, VMAP
@@ -71,6 +74,8 @@ def test_on_a_gpu_it_has_the_numbers_of_the_cpu_and_the_same_bits_again(name, tm
     bound = AMPLIFY.get(name, 0.01) * apart(cpu, start)
     assert apart(loop, cpu) <= bound
     assert apart(vmap, cpu) <= bound
+    modes = {plan["mode"] for plan in json.loads((tmp_path / "gpu-1" / "plans.json").read_text()).values()}
+    record_property("local steps", "loop" if "loop" in modes else "graph")
     # The same kernels, or the loop where they cannot be captured.
     assert graph.keys() == loop.keys()
     assert all(torch.equal(graph[path], loop[path]) for path in graph)
