@@ -51,8 +51,8 @@ def measure(
         job = Job(written.folder)
         module, x, y = (part.to(device) for part in job.load())
         w = {name: p.detach().clone() for name, p in module.named_parameters()}
-        own = ["resources.gpus_per_actor=1"] if on_gpu else []
-        experiment = load_experiment(written.folder / "experiment.yaml", [*own, *settings])
+        own = f"resources.device={device}"
+        experiment = load_experiment(written.folder / "experiment.yaml", [own, *settings])
         dataset = written.source.dataset
         if dataset is None:
             dataset, partition = build_data(experiment, data_root)

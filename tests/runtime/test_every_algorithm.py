@@ -23,7 +23,7 @@ State = dict[str, torch.Tensor]
 every_algorithm = pytest.mark.parametrize("name", [name for name in algorithms.names() if name not in NOT_HERE])
 
 
-def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, gpus: float = 0.0) -> State:
+def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, device: str = "cpu") -> State:
     """The server's state after some rounds of the experiment, made small."""
     values = complete("mine", name).model_dump(mode="json")
     task = values["task"]
@@ -32,7 +32,7 @@ def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, gpu
     task["partition"].update({"tasks": 2} if task["partition"]["kind"] == "stream" else {"clients": 8})
     for model in (task["model"], teacher.get("model", {})):
         model.update({"hidden": [32]} if "hidden" in model else {})
-    resources = {"executor": "inline", "gpus_per_actor": gpus}
+    resources = {"executor": "inline", "device": device}
     experiment = parse_experiment(values | {"rounds": 2, "engine": engine, "resources": resources})
     coordinator = build_coordinator([experiment], *check(experiment, None), [folder])
     for _ in range(rounds):
@@ -62,7 +62,9 @@ def test_it_trains_equally_in_a_loop_and_under_vmap(name, tmp_path):
 def test_on_a_gpu_it_has_the_numbers_of_the_cpu_and_the_same_bits_again(name, tmp_path):
     start = trained(name, tmp_path / "start", LOOP, rounds=0)
     cpu = trained(name, tmp_path / "cpu", LOOP)
-    loop, vmap, again = (trained(name, tmp_path / f"gpu-{i}", e, gpus=1.0) for i, e in enumerate((LOOP, VMAP, VMAP)))
+    loop, vmap, again = (
+        trained(name, tmp_path / f"gpu-{i}", e, device="cuda") for i, e in enumerate((LOOP, VMAP, VMAP))
+    )
     bound = AMPLIFY.get(name, 0.01) * apart(cpu, start)
     assert apart(loop, cpu) <= bound
     assert apart(vmap, cpu) <= bound
