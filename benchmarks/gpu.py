@@ -1,9 +1,9 @@
 """What one GPU does, in at most eight minutes: tests, seconds against a bare loop, precision, and memory.
 
-    python benchmarks/gpu.py [--data-root FOLDER] [--only tests shares defaults precision memory] [--rounds 5]
+    python benchmarks/gpu.py [--data-root FOLDER] [--only tests shares defaults precision memory]
+                             [--workloads digits mnist-mlp ...] [--rounds 5]
 
-shares: workloads of workloads.yaml as Hedgerow runs them unless told otherwise, deterministic and in float32.
-defaults: the same with PyTorch's default algorithms and TF32, which the bare loop has. precision: seconds and accuracy
+shares: workloads of workloads.yaml with Hedgerow's defaults, deterministic and in float32. defaults: the same with PyTorch's default algorithms and TF32, which the bare loop has. precision: seconds and accuracy
 of float32, tf32 and bfloat16. memory: what a client adds to the memory of a process. Parts that did not run keep their
 stored results. Without a GPU, it prints a message and measures nothing. Writes benchmarks/results/gpu.json.
 """
@@ -31,7 +31,12 @@ from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.factory import build_data, build_partition
 from hedgerow.platform.runtime.process import peak
 
-TESTS = ("runtime/test_gpu.py", "runtime/test_gpu_memory.py", "runtime/test_every_algorithm.py", "runs/test_device.py")
+TESTS = (
+    "runtime/test_gpu.py",
+    "runtime/test_gpu_memory.py",
+    "runtime/test_every_algorithm.py",
+    "runs/test_compute_choice.py",
+)
 DEFAULTS = ["resources.deterministic=false", "engine.precision=tf32"]
 LAST = 3
 """Number of last evaluations over which an accuracy is averaged."""
@@ -45,7 +50,7 @@ MEMORY = ("mnist-mlp", "cnn", "pfl", "lstm", "one-step", "resnet")
 def tests() -> dict[str, Any]:
     """Results of the tests that need a GPU, and the algorithms whose steps ran as graphs."""
     root = Path(__file__).parent.parent
-    files = [str(root / "tests" / name) for name in TESTS if (root / "tests" / name).exists()]
+    files = [str(root / "tests" / f"{name}.py") for name in TESTS]
     with tempfile.TemporaryDirectory(prefix="hedgerow-gpu-") as scratch:
         report = Path(scratch) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-m", "not exhaustive", f"--junitxml={report}"]
@@ -67,11 +72,11 @@ def tests() -> dict[str, Any]:
     }
 
 
-def shares(rounds: int, data_root: Path | None, settings: list[str]) -> dict[str, Any]:
+def shares(names: list[str], rounds: int, data_root: Path | None, settings: list[str]) -> dict[str, Any]:
     """Ratios of the bare loop's time to Hedgerow's, by workload."""
     found = {}
-    for name, workload in WORKLOADS.items():
-        one = found[name] = measure(workload, rounds, data_root, "cuda", settings)
+    for name in names:
+        one = found[name] = measure(WORKLOADS[name], rounds, data_root, "cuda", settings)
         modes = ", ".join(f"{mode} {one[mode]:.2f}" for mode in ("loop", "graph", "chosen"))
         print(f"{name} {' '.join(settings)}: bare loop / Hedgerow {modes}", file=sys.stderr, flush=True)
     return found
@@ -81,7 +86,7 @@ def started(workload: Workload, data_root: Path | None, folder: Path, **changes:
     """A run of a workload on the GPU, in this process. changes: to sections of its experiment."""
     source = workload.source(data_root)
     values = workload.experiment(source).model_dump(mode="json")
-    changes = {"resources": {"executor": "inline", "gpus_per_actor": 1}, **changes}
+    changes = {"resources": {"executor": "inline", "device": "cuda"}, **changes}
     experiment = parse_experiment({**values, **{key: {**values[key], **changed} for key, changed in changes.items()}})
     if source.dataset is None:
         return build_coordinator([experiment], *build_data(experiment, data_root), [folder])
@@ -136,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10; otherwise noise of its shape")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -146,8 +152,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hedgerow-gpu-") as scratch:
         work = {
             "tests": tests,
-            "shares": lambda: shares(arguments.rounds, arguments.data_root, []),
-            "defaults": lambda: shares(arguments.rounds, arguments.data_root, DEFAULTS),
+            "shares": lambda: shares(arguments.workloads, arguments.rounds, arguments.data_root, []),
+            "defaults": lambda: shares(arguments.workloads, arguments.rounds, arguments.data_root, DEFAULTS),
             "precision": lambda: precision(arguments.data_root, Path(scratch)),
             "memory": lambda: memory(Path(scratch)),
         }

@@ -51,7 +51,7 @@ def measure(
         job = Job(written.folder)
         module, x, y = (part.to(device) for part in job.load())
         w = {name: p.detach().clone() for name, p in module.named_parameters()}
-        own = ["resources.executor=inline", "resources.gpus_per_actor=1"] if on_gpu else []
+        own = ["resources.executor=inline", "resources.device=cuda"] if on_gpu else ["resources.device=cpu"]
         experiment = load_experiment(written.folder / "experiment.yaml", [*own, *settings])
         dataset = written.source.dataset
         if dataset is None:

@@ -22,7 +22,7 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.factory import build_algorithms, check
 from hedgerow.platform.ui.command_output import CommandOutput
-from hedgerow.searchspaces.spaces.packing import client_actors, pack_trials
+from hedgerow.searchspaces.spaces.packing import pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 
 DRIVERS = {"12": 525, "13": 580}
@@ -54,12 +54,14 @@ def _plan(
     nodes: list[Node],
     search: SearchSpec | None,
 ) -> CommandOutput:
+    has_gpus = any(node.resources.get("GPU") for node in nodes)
+    experiment = experiment.with_device(experiment.resources.fixed_device or ("cuda" if has_gpus else "cpu"))
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
     if resources.executor == "inline":
         text = f"{experiment.name}: runs inline, in the driver's process, without client actors"
         return CommandOutput({"name": experiment.name, "executor": "inline"}, lambda: click.echo(text))
     if search:
-        resources = resources.model_copy(update={"actors": client_actors(resources)})
+        resources = resources.model_copy(update={"actors": resources.own_actors})
     actors = choose_actors(resources, cohort, [node.resources for node in nodes], [node.name for node in nodes])
     room = actors_that_fit(resources, [node.resources for node in nodes]) // actors
     trials = _at_once(search, room) if search else 1
@@ -73,8 +75,7 @@ def _plan(
     if search:
         summary = f"room for {room} concurrent trials of {summary}; {trials} run"
         where = "coordinators: reserve no CPU and run next to the driver or in each trial"
-    gpus = sum(node.resources.get("GPU", 0) for node in nodes)
-    needs = cuda_requirements() if resources.gpu else resources.unused_gpus_warning(gpus)
+    needs = cuda_requirements() if resources.gpu else None
     clients = -(-cohort // actors)
 
     def render() -> None:
@@ -111,7 +112,7 @@ def cuda_requirements() -> str:
 
 
 def _size(resources: Resources) -> str:
-    share = resources.gpus_per_actor
+    share = resources.reserved_gpus
     on_each = f", {int(1 / share + 1e-6)} per GPU" if 0 < share < 1 else ""
     return f"{resources.cpus_per_actor:g} CPU and {share:g} GPU each{on_each}"
 
@@ -147,7 +148,7 @@ def _rows(
             "first": node.name,
             "actors": f"{actors} of {actors_that_fit(resources, [node.resources])}",
             "CPUs": f"{actors * resources.cpus_per_actor:g} of {node.resources.get('CPU', 0):g}",
-            "GPUs": f"{actors * resources.gpus_per_actor:g} of {node.resources.get('GPU', 0):g}",
+            "GPUs": f"{actors * resources.reserved_gpus:g} of {node.resources.get('GPU', 0):g}",
             "memory at least": f"{gigabytes(actors * needed.actor)} of {gigabytes(node.memory)}",
             "object store": f"{gigabytes(needed.store if actors else 0)} of {gigabytes(node.store)}",
         }

@@ -7,7 +7,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
-# GPUs are used by `resources: {gpus_per_actor: 1}` in the experiment file.
+# GPUs that the job reserves are used, unless the experiment file has `resources: {device: cpu}`.
 ##SBATCH --gpus-per-node=2
 #SBATCH --exclusive
 #SBATCH --mem=0

@@ -24,7 +24,7 @@ def _room(resources: Resources, node: Mapping[str, float]) -> int:
     rooms = []
     if resources.cpus_per_actor:
         rooms.append(int(node.get("CPU", 0) / resources.cpus_per_actor + 1e-6))
-    share, memory = resources.gpus_per_actor, reserved_memory(resources)
+    share, memory = resources.reserved_gpus, reserved_memory(resources)
     if share:
         rooms.append(int(node.get("GPU", 0)) * int(1 / share + 1e-6))
     if memory:
@@ -41,7 +41,7 @@ def actor_resources(resources: Resources) -> dict[str, float]:
     """Resources that a client actor reserves, by Ray's names."""
     amounts = {
         "CPU": resources.cpus_per_actor,
-        "GPU": resources.gpus_per_actor,
+        "GPU": resources.reserved_gpus,
         "memory": reserved_memory(resources),
     }
     return {kind: amount for kind, amount in amounts.items() if amount}
@@ -68,22 +68,23 @@ def no_room(
     names = names or [f"node {place}" for place in range(1, len(nodes) + 1)]
     cpus, gpus = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
     memory = reserved_memory(resources)
-    size = f"{resources.cpus_per_actor:g} CPU and {resources.gpus_per_actor:g} GPU{' each' * (number > 1)}"
+    size = f"{resources.cpus_per_actor:g} CPU and {resources.reserved_gpus:g} GPU{' each' * (number > 1)}"
     return UserError(
         f"resources: {number} client actor{'s' * (number > 1)} of {size}"
         f"{f' with {memory / 1e9:.3g} GB' if memory else ''} cannot be placed "
         f"on this cluster, which has {cpus:g} CPUs and {gpus:g} GPUs, room for {actors_that_fit(resources, nodes)}: "
         f"{_missing(resources, number, nodes, names)}; lower resources.actors, "
         f"{'memory_mb, ' if memory else ''}cpus_per_actor or gpus_per_actor"
+        f"{', or set resources.device to cpu' * (resources.gpus_per_actor == 'auto' and resources.gpu > 0)}"
     )
 
 
 def _missing(resources: Resources, wanted: int, nodes: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
     """Clause that names the missing resources for `wanted` client actors."""
-    keys = {"CPUs": "cpus_per_actor", "GPUs": "gpus_per_actor"}
+    amounts = {"cpus_per_actor": resources.cpus_per_actor, "gpus_per_actor": resources.reserved_gpus}
     missing = []
-    for kind, key in keys.items():
-        alone = dict.fromkeys(keys.values(), 0.0) | {key: getattr(resources, key), "memory_mb": None}
+    for kind, key in zip(("CPUs", "GPUs"), amounts, strict=True):
+        alone = dict.fromkeys(amounts, 0.0) | {key: amounts[key], "memory_mb": None}
         if alone[key] and actors_that_fit(resources.model_copy(update=alone), nodes) < wanted:
             missing.append(kind)
     parts = [f"not enough {' and '.join(missing)}"] if missing else []
@@ -108,17 +109,11 @@ def mig_slices() -> int | None:
 
 
 def local_gpus() -> int:
-    """Number of GPUs of this machine, or of their MIG slices."""
+    """Number of GPUs of this machine that PyTorch can use, or of their MIG slices."""
     # Commands that only talk to a cluster need no torch, whose import takes a second.
     import torch
 
-    return mig_slices() or torch.cuda.device_count()
-
-
-def say_unused_gpus(resources: Resources, gpus: float) -> None:
-    """Print one line if the nodes have GPUs that the clients do not use. gpus: number of GPUs of the nodes."""
-    if sentence := resources.unused_gpus_warning(gpus):
-        say(sentence)
+    return (mig_slices() or torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 def say(sentence: str) -> None:

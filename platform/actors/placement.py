@@ -4,8 +4,8 @@ import time
 
 from ray.autoscaler.sdk import request_resources
 
-from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, choose_actors, say
-from hedgerow.platform.actors.session import node_resources, on_cluster
+from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, choose_actors, no_room, say
+from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session
 from hedgerow.platform.config.resources import Resources
 
 WAIT_SECONDS, REMINDER_SECONDS = 600.0, 60.0
@@ -35,6 +35,19 @@ def wait_for_room(resources: Resources, actors: int) -> None:
         say(f"the nodes are there after {time.monotonic() - begun:.0f} s")
     finally:
         request_resources(bundles=[])
+
+
+def gpus_of_nodes(resources: Resources, address: str | None) -> float:
+    """Number of GPUs of the nodes of the Ray at `address`, once there is room for a client actor.
+
+    Raises UserError if there is none.
+    """
+    with ray_session(address):
+        wait_for_room(resources, 1)
+        nodes = node_resources()
+    if not actors_that_fit(resources, nodes):
+        raise no_room(resources, 1, nodes)
+    return sum(node.get("GPU", 0.0) for node in nodes)
 
 
 def trials_that_fit(resources: Resources, actors: int) -> int:

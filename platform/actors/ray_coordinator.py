@@ -17,7 +17,6 @@ from hedgerow.platform.actors.actor_room import (
     local_gpus,
     local_resources,
     no_room,
-    say_unused_gpus,
 )
 from hedgerow.platform.actors.cluster_nodes import LOOK_SECONDS, ClusterNodes
 from hedgerow.platform.actors.placement import wait_for_room
@@ -294,7 +293,6 @@ def coordinator_on_ray(
             wait_for_room(resources, 1)
         nodes = node_resources()
         room = actors_that_fit(resources, nodes)
-        say_unused_gpus(resources, sum(node.get("GPU", 0) for node in nodes))
         if parts is None:
             several = on_cluster() and resources.actors != "auto"
             parts = int(resources.actors) if several else choose_actors(resources, cohort, nodes)

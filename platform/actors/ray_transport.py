@@ -80,7 +80,7 @@ class ClientActor:
         if spec.resources.gpu and not torch.cuda.is_available():
             raise RuntimeError(
                 "PyTorch finds no GPU there, although Ray has one; install the driver that `hedgerow plan` names, or "
-                "set resources.gpus_per_actor to 0"
+                "set resources.device to cpu"
             )
         init_process(spec.resources.threads, spec.resources, spec.experiments[0].engine.precision)
         self.worker = Worker(*worker_arguments(spec.experiments, Dataset.opened(data), Partition(**partition)))

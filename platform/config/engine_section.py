@@ -46,6 +46,13 @@ class EngineConfig(Section):
     )
 
     @property
+    def of_gpus(self) -> str | None:
+        """Setting that only a GPU can have; None if there is none."""
+        if self.mode == "graph" or any(plan.mode == "graph" for plan in self.plans.values()):
+            return "mode: graph" if self.mode == "graph" else "plans with mode graph"
+        return "precision: tf32" if self.precision == "tf32" else None
+
+    @property
     def compiling(self) -> str | None:
         """Key that asks for compiled steps; None if none does."""
         if self.compile is True:

@@ -42,7 +42,7 @@ from hedgerow.platform.config.registries import (
     ProblemConfig,
     TransformConfig,
 )
-from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.config.resources import Device, Resources
 from hedgerow.platform.config.schedule_section import Schedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
@@ -472,6 +472,10 @@ class Experiment(Section):
         if self.privacy is None:
             return None
         return self.privacy.account(self.cohort_size(population), population, self.rounds)
+
+    def with_device(self, device: Device) -> Self:
+        """Returns the experiment with the chosen device of its clients."""
+        return self.model_copy(update={"resources": self.resources.with_device(device)})
 
     def with_solved_noise(self, population: int) -> Self:
         """Returns the experiment with the noise that `privacy.target_epsilon` needs in its place, so that the other

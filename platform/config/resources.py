@@ -1,11 +1,13 @@
 """The `resources` section of an experiment file: executor, client actors, CPUs, GPUs and memory."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
 from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.section import Section
+
+Device = Literal["cpu", "cuda"]
 
 
 class Resources(Section):
@@ -14,8 +16,8 @@ class Resources(Section):
     executor: Literal["auto", "inline", "processes", "ray"] = Field(
         "auto",
         description="where clients run, with the same results; inline: in this process; processes: in processes that "
-        "the command forks on this machine; ray: in Ray actors; auto: ray on a cluster, with GPUs, or where processes "
-        "cannot be forked, and otherwise processes",
+        "the command forks on this machine, on the CPU; ray: in Ray actors; auto: ray on a cluster, with several GPUs "
+        "or fractions of a GPU, or where processes cannot be forked; inline on one GPU; and otherwise processes",
     )
     actors: int | Literal["auto"] = Field(
         "auto",
@@ -23,16 +25,15 @@ class Resources(Section):
         "same work if not all of them fit, with the same results",
     )
     cpus_per_actor: float = Field(1.0, ge=0, description="CPUs that each client actor reserves")
-    gpus_per_actor: float = Field(
-        0.0,
-        ge=0,
-        description="GPUs that each client actor reserves: 1, or a fraction such as 0.25 for four actors on a GPU; 0: "
-        "clients compute on the CPU",
-    )
-    device: Literal["auto", "cpu"] = Field(
+    gpus_per_actor: float | Literal["auto"] = Field(
         "auto",
-        description="device of the clients' computations; auto: the GPU if an actor reserves one or a fraction of one; "
-        "cpu: always the CPU",
+        description="GPUs that each client actor reserves: 1, or a fraction such as 0.25 for four actors on a GPU; "
+        "auto: 1 where clients compute on GPUs, otherwise none",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="device of the clients' computations; auto: GPUs where there are any, and otherwise the CPU; a run "
+        "or a search keeps the device that it began on",
     )
     threads: int = Field(1, ge=1, le=1024, description="number of PyTorch threads of each client actor")
     memory_mb: float | None = Field(
@@ -58,31 +59,51 @@ class Resources(Section):
     )
 
     @property
+    def fixed_device(self) -> Device | None:
+        """Device that the section itself determines; None: GPUs where there are any."""
+        if self.device == "cpu" or self.executor == "processes":
+            return "cpu"
+        return "cuda" if self.device == "cuda" or self.gpus_per_actor != "auto" else None
+
+    def with_device(self, device: Device) -> Self:
+        """The section with the chosen device."""
+        return self.model_copy(update={"device": device})
+
+    @property
+    def reserved_gpus(self) -> float:
+        """Number of GPUs, or fraction of a GPU, that each client actor reserves once the device is chosen."""
+        return float(self.device == "cuda") if self.gpus_per_actor == "auto" else self.gpus_per_actor
+
+    @property
     def gpu(self) -> float:
-        """Number of GPUs, or fraction of a GPU, that each client actor computes on."""
-        return self.gpus_per_actor if self.device == "auto" else 0.0
+        """Fraction of a GPU that each client actor computes on; 0 on the CPU."""
+        return 0.0 if self.device == "cpu" else self.reserved_gpus
 
-    def unused_gpus_warning(self, gpus: float) -> str | None:
-        """Sentence about the GPUs of the nodes if clients use none of them, unless the file chooses the CPU.
-
-        gpus: number of GPUs of the nodes.
-        """
-        if not gpus or self.gpus_per_actor or self.device == "cpu":
-            return None
-        return (
-            f"the nodes have {gpus:g} GPU{'s' * (gpus > 1)}, but clients compute on the CPU, since "
-            "resources.gpus_per_actor is 0; set it to 1 to use them, or resources.device to cpu"
-        )
+    @property
+    def own_actors(self) -> int:
+        """Number of client actors of a run or a trial by itself: one, unless the file sets more."""
+        return 1 if self.executor == "inline" or self.actors == "auto" else self.actors
 
     rules = (
         Rule(lambda r: r.actors != "auto" and r.actors < 1, "`actors` must be auto or at least 1"),
         Rule(
-            lambda r: r.gpus_per_actor > 1,
+            lambda r: r.gpus_per_actor != "auto" and r.gpus_per_actor > 1,
             "`gpus_per_actor: {gpus_per_actor:g}` is above 1, but a client actor computes on one GPU; set it to "
             "1, and `actors` to the number of GPUs",
         ),
         Rule(
-            lambda r: r.cpus_per_actor == 0 and r.gpus_per_actor == 0,
-            "`cpus_per_actor` and `gpus_per_actor` are both 0: reserve at least one of them",
+            lambda r: r.gpus_per_actor != "auto" and not r.gpus_per_actor > 0,
+            "`gpus_per_actor: {gpus_per_actor:g}` is not a fraction of a GPU; remove it, and set `device: cpu` to "
+            "compute on the CPU",
+        ),
+        Rule(
+            lambda r: r.executor == "processes" and (r.device == "cuda" or r.gpus_per_actor != "auto"),
+            "`executor: processes` computes on the CPU; set it to inline or ray, or remove `device` and "
+            "`gpus_per_actor`",
+        ),
+        Rule(
+            lambda r: r.cpus_per_actor == 0 and r.device != "cuda" and r.gpus_per_actor == "auto",
+            "`cpus_per_actor: 0` leaves a client actor on the CPU with nothing to reserve; set `device: cuda`, or "
+            "reserve a CPU",
         ),
     )

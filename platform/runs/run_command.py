@@ -14,9 +14,10 @@ from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import known_classes, partition_table
+from hedgerow.platform.runs.compute_choice import executor_of
 from hedgerow.platform.runs.export_model import INPUTS, check_target, export_model
 from hedgerow.platform.runs.finished_run import FinishedRun, Round
-from hedgerow.platform.runs.runner import executor_of, resume
+from hedgerow.platform.runs.runner import resume
 from hedgerow.platform.runs.seed_series import resume_series, run_seeds
 from hedgerow.platform.runtime.factory import build_data, check
 from hedgerow.platform.storage.remote import uri_of
@@ -64,7 +65,7 @@ def resume_runs(folder: RunFolder, address: str | None, changed: bool) -> Comman
     experiment = load_experiment(folder.experiment)
     if not folder.series:
         find_unfinished(str(folder.path))
-    with _session([experiment], address):
+    with _session([experiment], address, folder):
         if folder.series:
             runs = resume_series(folder, partial(progress_of, in_series=True), address, None, changed)
         else:
@@ -118,9 +119,14 @@ def add_regrets(finished: list[FinishedRun]) -> None:
 
 
 @contextmanager
-def _session(experiments: Sequence[Experiment], address: str | None) -> Iterator[None]:
-    """One Ray session for all experiments that need Ray, whose actors stay for the next one."""
-    if not any(executor_of(experiment, address) == "ray" for experiment in experiments):
+def _session(
+    experiments: Sequence[Experiment], address: str | None, started: RunFolder | None = None
+) -> Iterator[None]:
+    """One Ray session for all experiments that need Ray, whose actors stay for the next one.
+
+    started: folder of the run that is resumed.
+    """
+    if "ray" not in [executor_of(experiment.resources, address, started) for experiment in experiments]:
         yield
         return
     from hedgerow.platform.actors.ray_coordinator import keep_warm, shutdown_idle

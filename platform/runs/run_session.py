@@ -163,7 +163,7 @@ def start(
 
 
 def resume_work(
-    name: str, read: Callable[[Path], Work[Finished]], data: Data | None = None, changed: bool = False
+    name: str, read: Callable[[RunFolder], Work[Finished]], data: Data | None = None, changed: bool = False
 ) -> Finished:
     """Continue a run or a search from its last checkpoints, or from the start if there are none.
 
@@ -172,7 +172,7 @@ def resume_work(
     settings differ otherwise.
     """
     with unfinished_run(name) as (folder, lock):
-        work = read(folder.experiment)
+        work = read(folder)
         if work.experiment.tracking.enabled:
             require_named(work.experiment.tracking.uri, str(folder))
         same_settings(folder, work.settings, changed)

@@ -1,32 +1,29 @@
 """Runs and resumes experiments, and records their results."""
 
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import torch
 from joblib import cpu_count
 
 from hedgerow.algorithms.core.own_code import GIVEN
 from hedgerow.platform.actors.actor_room import (
     actors_that_fit,
     choose_actors,
-    local_gpus,
     local_resources,
-    say_unused_gpus,
 )
-from hedgerow.platform.actors.forked import Forked, is_prepared
-from hedgerow.platform.common.errors import ProcessesLost, UserError
+from hedgerow.platform.actors.forked import Forked
+from hedgerow.platform.common.errors import ProcessesLost
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
+from hedgerow.platform.config.resources import Device
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.loggers.logger import LoggedRun
+from hedgerow.platform.runs.compute_choice import check_engine, choose_device, executor_of, say_device
 from hedgerow.platform.runs.finished_run import TEST_SELECTED, FinishedRun
 from hedgerow.platform.runs.run_in_mlflow import logger_of_run
 from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
@@ -36,7 +33,7 @@ from hedgerow.platform.runtime.factory import Data, check
 from hedgerow.platform.storage.checkpoint import checkpoints, read_latest, read_progress
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
-from hedgerow.platform.tracking.run_folder import SeedSeries
+from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, started_run
 from hedgerow.platform.tracking.summary import (
     divergence_warnings,
     fedex_warnings,
@@ -79,7 +76,10 @@ def run(
     data = data or check(experiment, data_root)
     account = experiment.privacy_account(len(data[1]))
     note = {"privacy": asdict(account)} if account else {}
-    return start(_work(experiment, show, address), data, data_root, own, note, series, name)
+    others = (started_run(experiment, series.folder_name(seed)) for seed in series.seeds) if series else ()
+    # All runs of a series compute on the device of the first one.
+    work = _work(experiment, next(filter(None, others), None), show, address)
+    return start(work, data, data_root, own, note, series, name)
 
 
 def resume(
@@ -90,21 +90,31 @@ def resume(
     changed: bool = False,
 ) -> FinishedRun:
     """Continue a run; see `run_session.resume_work`."""
-    return resume_work(name, lambda file: _work(load_experiment(file), show, address), data, changed)
+    return resume_work(
+        name, lambda folder: _work(load_experiment(folder.experiment), folder, show, address), data, changed
+    )
 
 
-def _work(experiment: Experiment, show: Show | None, address: str | None) -> Work[FinishedRun]:
+def _work(
+    experiment: Experiment, started: RunFolder | None, show: Show | None, address: str | None
+) -> Work[FinishedRun]:
+    """started: folder of a run that was started before, whose device is kept."""
+    device = choose_device(experiment.resources, address, started)
+    check_engine(experiment.engine, device)
     return Work(
         experiment,
-        decisive_settings(experiment),
-        partial(_carry_out, experiment, show, address),
+        decisive_settings(experiment, device),
+        partial(_carry_out, experiment, device, show, address),
         lambda session: logger_of_run(session.folder, session.data, show, session.warnings),
         experiment.tracking.also,
     )
 
 
-def _carry_out(experiment: Experiment, show: Show | None, address: str | None, session: Session) -> FinishedRun:
+def _carry_out(
+    experiment: Experiment, device: Device, show: Show | None, address: str | None, session: Session
+) -> FinishedRun:
     """Run all rounds, and record their results."""
+    say_device(device, address)
     begun, folder, (dataset, partition) = time.perf_counter(), session.folder, session.data
     latest = read_latest(folder.checkpoints)
     history: Sequence[RoundRecord] = latest[1]["history"] if latest else []
@@ -114,7 +124,7 @@ def _carry_out(experiment: Experiment, show: Show | None, address: str | None, s
         if show:
             show(record)
     with open_coordinator(
-        experiment.with_solved_noise(len(partition)),
+        experiment.with_device(device).with_solved_noise(len(partition)),
         *(dataset, partition, folder.checkpoints, address, folder.record().get("parts")),
         notify=session.notify,
         claim=session.lock.claim,
@@ -171,12 +181,12 @@ def open_coordinator(
     notify: Callable[[str], None] = lambda sentence: None,
     claim: Claim | None = None,
 ) -> "Iterator[Coordinator | RayCoordinator]":
-    """Open the coordinator of an experiment: in this process, or on Ray.
+    """Open the coordinator of an experiment whose device is chosen: in this process, or on Ray.
 
     parts: number of parts that a resumed run started with, however many actors fit now. notify: takes sentences for the
     user about events during the run. claim: see Coordinator.
     """
-    resources, executor = experiment.resources, executor_of(experiment, address)
+    resources, executor = experiment.resources, executor_of(experiment.resources, address)
     if executor == "ray":
         # Ray is imported only where it is used.
         from hedgerow.platform.actors.ray_coordinator import coordinator_on_ray
@@ -186,7 +196,6 @@ def open_coordinator(
         ) as coordinator:
             yield coordinator
         return
-    say_unused_gpus(resources, local_gpus())
     transport = None
     if executor == "processes":
         cohort = experiment.cohort_size(len(partition))
@@ -195,12 +204,8 @@ def open_coordinator(
         parts = parts or choose_actors(resources, cohort, here)
         workers = max(1, min(parts, actors_that_fit(resources, here)))
         transport = Forked([experiment], dataset, partition, workers)
-    elif resources.gpu and not torch.cuda.is_available():
-        raise UserError(
-            f"resources.gpus_per_actor: {resources.gpus_per_actor:g} is above 0 with `executor: inline`, but "
-            "PyTorch finds no GPU on this machine; set it to 0"
-        )
-    local = build_coordinator([experiment], dataset, partition, [checkpoints], claim, transport, parts or 1)
+    parts = parts or resources.own_actors
+    local = build_coordinator([experiment], dataset, partition, [checkpoints], claim, transport, parts)
     local.on_notice = notify
     try:
         yield local
@@ -210,23 +215,3 @@ def open_coordinator(
         ) from error
     finally:
         local.close()
-
-
-def executor_of(experiment: Experiment, address: str | None) -> Literal["inline", "processes", "ray"]:
-    """Where the clients of an experiment run. Raises UserError where processes cannot be forked."""
-    resources = experiment.resources
-    if resources.executor == "processes" and not is_prepared():
-        raise UserError(
-            "resources.executor: processes cannot be forked here (outside Linux, or from a program with several "
-            "threads); set it to inline or ray"
-        )
-    if resources.executor == "processes" and resources.gpu:
-        raise UserError(
-            "resources.executor: processes compute on the CPU, and resources.gpus_per_actor is above 0; set the "
-            "executor to inline or ray"
-        )
-    if resources.executor != "auto":
-        return resources.executor
-    ray = sys.modules.get("ray")
-    on_cluster = (address or os.environ.get("RAY_ADDRESS")) not in (None, "local") or (ray and ray.is_initialized())
-    return "ray" if on_cluster or resources.gpus_per_actor or not is_prepared() else "processes"

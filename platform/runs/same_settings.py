@@ -4,13 +4,14 @@ from typing import Any
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.resources import Device
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 
 FREE = {"name", "output", "tracking", "checkpoints"}
 """Sections and keys without influence on the numbers of a run or a search."""
 
-FREE_RESOURCES = {"executor", "actors", "cpus_per_actor", "placement", "timeout", "memory_mb"}
+FREE_RESOURCES = {"executor", "actors", "cpus_per_actor", "gpus_per_actor", "placement", "timeout", "memory_mb"}
 """Keys of `resources` that do not change bits: a resumed run keeps its recorded number of parts, and its plans."""
 
 FREE_OF_A_RUN = {"targets", "target_metric", "stop", "patience", "allow_test_selection", "confusion_matrix"}
@@ -20,17 +21,14 @@ NAMED = 5
 """Number of changed settings that a sentence names."""
 
 
-def decisive_settings(experiment: Experiment, search: dict[str, Any] | None = None) -> dict[str, Any]:
+def decisive_settings(experiment: Experiment, device: Device, search: dict[str, Any] | None = None) -> dict[str, Any]:
     """Values of the settings that determine an experiment's numbers, by dotted path.
 
-    search: the section `search`, whose trials depend on rounds and targets, too.
+    device: on which its clients compute. search: the section `search`, whose trials depend on rounds and targets, too.
     """
     values = experiment.model_dump(mode="json", exclude=FREE)
-    resources = values["resources"]
-    values["resources"] = {key: value for key, value in resources.items() if key not in FREE_RESOURCES} | {
-        # Any share of a GPU gives the same bits.
-        "gpus_per_actor": 1 if resources["gpus_per_actor"] else 0,
-    }
+    values["resources"] = {key: value for key, value in values["resources"].items() if key not in FREE_RESOURCES}
+    values["resources"]["device"] = device
     if search is not None:
         return _flat(values | {"search": search})
     values["evaluation"] = {key: value for key, value in values["evaluation"].items() if key not in FREE_OF_A_RUN}

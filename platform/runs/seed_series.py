@@ -9,6 +9,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.compute_choice import choose_device
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.run_session import run_or_resume
@@ -67,7 +68,8 @@ def resume_series(
     if all(one and one.record()["status"] == "finished" for one in folders):
         raise UserError(f"{series.name}: the runs of all seeds are finished: there is nothing to resume")
     if not changed:
-        same_settings(folder, decisive_settings(experiment), accept=False)
+        device = choose_device(experiment.resources, address, folder)
+        same_settings(folder, decisive_settings(experiment, device), accept=False)
     data: list[Data | None] = [None for _ in experiments]
     if None in folders:
         same_data(folder, experiment, own)

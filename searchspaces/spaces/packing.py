@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.resources import Resources
 from hedgerow.searchspaces.spaces.space import Overrides
 
 NUMBER, PACK = "number", "pack"
@@ -58,10 +57,3 @@ def _fusion_key(experiment: Experiment) -> str:
     values = experiment.model_dump(mode="json", exclude={*blank, "fedex"})
     drawn = (experiment.fedex.score, sorted(experiment.fedex.keys)) if experiment.fedex else None
     return json.dumps(values | blank | {"fedex": drawn}, sort_keys=True)
-
-
-def client_actors(resources: Resources) -> int:
-    """Number of client actors of each trial: one, unless the file sets more."""
-    if resources.executor == "inline" or resources.actors == "auto":
-        return 1
-    return resources.actors

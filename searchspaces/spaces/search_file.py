@@ -1,7 +1,7 @@
 """Reads and validates the experiment file of a search, including its `search` section."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import enter_folder_of, parse_experiment, read_experiment, read_file
 from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.config.model_selection import uses_test_samples
+from hedgerow.platform.config.resources import Device
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, dump_values
 from hedgerow.searchspaces.spaces.published_spaces import named_space
@@ -46,6 +47,13 @@ class SearchSpec:
     def trial(self, overrides: Overrides) -> Experiment:
         """The experiment of one configuration. Raises UserError."""
         return parse_experiment(with_overrides(self.values, overrides))
+
+    def with_device(self, device: Device) -> "SearchSpec":
+        """The search with the chosen device of all its trials."""
+        resources = (self.values.get("resources") or {}) | {"device": device}
+        return replace(
+            self, experiment=self.experiment.with_device(device), values=self.values | {"resources": resources}
+        )
 
     @property
     def selects_on_test(self) -> bool:

@@ -17,7 +17,6 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.error import TuneError
 from ray.tune.experiment import Trial
 
-from hedgerow.platform.actors.actor_room import say_unused_gpus
 from hedgerow.platform.actors.placement import cpus_per_trial, trials_that_fit, wait_for_room
 from hedgerow.platform.actors.ray_coordinator import shutdown_idle
 from hedgerow.platform.actors.ray_health import RayHealth
@@ -28,9 +27,11 @@ from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.resources import Device
 from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.privacy.accounting import composed
+from hedgerow.platform.runs.compute_choice import check_engine, choose_device, say_device
 from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model, save_module
@@ -50,7 +51,7 @@ from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_t
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.budget_section import FirstRounds
-from hedgerow.searchspaces.spaces.packing import client_actors, members, pack_trials
+from hedgerow.searchspaces.spaces.packing import members, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
@@ -123,7 +124,7 @@ def search(
     invalid.
     """
     data = data or check_search(spec, data_root)
-    work = _work(spec, show, address, begun)
+    work = _work(spec, None, show, address, begun)
     return start(work, data, data_root, own, {"kind": "search", **(note or {})}, name=name)
 
 
@@ -135,16 +136,23 @@ def resume_search(
     changed: bool = False,
 ) -> FinishedSearch:
     """Continue a search: its trials from their checkpoints, Hedge from its journal; see `run_session.resume_work`."""
-    return resume_work(name, lambda file: _work(load_search(file), show, address), data, changed)
+    return resume_work(name, lambda one: _work(load_search(one.experiment), one, show, address), data, changed)
 
 
 def _work(
-    spec: SearchSpec, show: ShowSearch | None, address: str | None, begun: Begun | None = None
+    spec: SearchSpec,
+    started: RunFolder | None,
+    show: ShowSearch | None,
+    address: str | None,
+    begun: Begun | None = None,
 ) -> Work[FinishedSearch]:
+    """started: folder of a search that is resumed. begun: see `search`."""
+    device = choose_device(spec.experiment.resources, address, started, on_ray=True)
+    check_engine(spec.experiment.engine, device)
     return Work(
         spec.experiment,
-        decisive_settings(spec.experiment, spec.search.model_dump(mode="json")),
-        partial(_carry_out, spec, show, address, begun),
+        decisive_settings(spec.experiment, device, spec.search.model_dump(mode="json")),
+        partial(_carry_out, spec, device, show, address, begun),
         lambda session: logger_of_search(session.folder, spec, session.data, show, session.warnings),
         text=spec.dump(),
         check=lambda data: _check_trials(spec, data[0]),
@@ -188,9 +196,15 @@ def _shape(experiment: Experiment) -> str:
 
 
 def _carry_out(
-    spec: SearchSpec, show: ShowSearch | None, address: str | None, begun: Begun | None, session: Session
+    spec: SearchSpec,
+    device: Device,
+    show: ShowSearch | None,
+    address: str | None,
+    begun: Begun | None,
+    session: Session,
 ) -> FinishedSearch:
-    """Run all trials, and record their results. begun: see `search`."""
+    """Run all trials, and record their results. device: of all clients. begun: see `search`."""
+    say_device(device, address)
     folder, warnings = session.folder, session.warnings
     for number, run in (begun or {}).items():
         # A trial's process continues from the checkpoints in its folder; its record is written when it starts.
@@ -208,7 +222,7 @@ def _carry_out(
     with ray_session(address):
         listener.termination, session.termination.saves = session.termination, True
         try:
-            warnings += _tune(spec, folder, session.data, listener)
+            warnings += _tune(spec.with_device(device), folder, session.data, listener)
         except KeyboardInterrupt:
             if session.termination.came:
                 listener.save_trials()
@@ -323,10 +337,9 @@ def _room(spec: SearchSpec, folder: Path) -> tuple[int, PlacementGroupFactory]:
     folder: of the search, which all nodes must see.
     """
     resources, limit = spec.experiment.resources, spec.search.concurrency
-    wait_for_room(resources, client_actors(resources))
-    room = trials_that_fit(resources, client_actors(resources))
+    wait_for_room(resources, resources.own_actors)
+    room = trials_that_fit(resources, resources.own_actors)
     check_shared(folder, resources)
-    say_unused_gpus(resources, sum(node.get("GPU", 0) for node in node_resources()))
     if limit and limit < room:
         # Limits trials by reserving CPUs instead of counting: a paused trial must leave no room for another process.
         return limit, trial_resources(resources, cpus_per_trial(limit))

@@ -33,7 +33,7 @@ from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, client_actors, members
+from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, members
 from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
 from hedgerow.searchspaces.spaces.smoothing import report_of
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
@@ -264,7 +264,7 @@ class FederatedTrainable(tune.Trainable):
         folders = [member.folder.checkpoints for member in self.members]
         self.coordinator: Coordinator = build_coordinator(
             *(experiments, self.dataset, partition, folders, self.shared.claim, transport),
-            parts=client_actors(experiments[0].resources),
+            parts=experiments[0].resources.own_actors,
         )
         self.notices: list[str] = []
         self.coordinator.on_notice = self.notices.append
@@ -307,7 +307,7 @@ class FederatedTrainable(tune.Trainable):
     def _transport(self, experiments: list[Experiment], partition: Partition) -> RayTransport | None:
         """Transport to client actors in the trial's placement group; None: this process runs the clients."""
         shared = self.shared
-        actors = client_actors(experiments[0].resources)
+        actors = experiments[0].resources.own_actors
         if actors == 1:
             return None
         partition_ref = shared.partition if partition is self.base_partition else ray.put(vars(partition))
@@ -345,7 +345,7 @@ def trial_resources(resources: Resources, cpus: float = 0.0) -> PlacementGroupFa
 
     cpus: total CPUs that a trial reserves when fewer trials are to run at once than would fit.
     """
-    actors = client_actors(resources)
+    actors = resources.own_actors
     one = actor_resources(resources)
     if actors == 1:
         return PlacementGroupFactory([one | {"CPU": max(cpus, resources.cpus_per_actor)}])

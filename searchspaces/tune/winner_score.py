@@ -6,7 +6,6 @@ from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import Data, build_partition
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.trials import Trial, expert_folder
-from hedgerow.searchspaces.spaces.packing import client_actors
 
 
 def score_winner(finished: FinishedSearch, data: Data) -> list[str]:
@@ -29,8 +28,8 @@ def _score(finished: FinishedSearch, winner: Trial, data: Data) -> list[str]:
     experiment, (dataset, partition) = finished.spec.trial(winner.overrides), data
     if experiment.task.partition != whole.task.partition or experiment.seed != whole.seed:
         partition = build_partition(experiment, dataset)
-    local = experiment.model_copy(update={"resources": Resources(executor="inline")})
-    parts = client_actors(experiment.resources)
+    local = experiment.model_copy(update={"resources": Resources(executor="inline", device="cpu")})
+    parts = experiment.resources.own_actors
     coordinator = build_coordinator([local.with_solved_noise(len(partition))], dataset, partition, [None], parts=parts)
     try:
         if not coordinator.load_newest(0, expert_folder(finished.folder.path, int(winner.name)).checkpoints):

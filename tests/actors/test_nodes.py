@@ -34,9 +34,11 @@ def nodes():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="client actors find the GPU")
-def test_a_driver_needs_no_gpu_and_nodes_without_their_gpus_end_the_run_in_one_sentence(nodes, tmp_path):
+def test_a_driver_needs_no_gpu_to_use_those_of_nodes_and_nodes_without_theirs_end_the_run_in_one_sentence(
+    nodes, tmp_path
+):
     nodes.add("without")
-    resources = {"executor": "ray", "actors": 1, "cpus_per_actor": 0.5, "gpus_per_actor": 1}
+    resources = {"executor": "ray", "actors": 1, "cpus_per_actor": 0.5}
     experiment = small(tmp_path / "runs", resources=resources)
     (tmp_path / "file.yaml").write_text(dump_experiment(experiment))
     driver = hedgerow(
@@ -44,9 +46,10 @@ def test_a_driver_needs_no_gpu_and_nodes_without_their_gpus_end_the_run_in_one_s
     )
     said = driver.communicate(timeout=200)[1].decode()
     assert driver.returncode == 2, said
-    (sentence,) = said.splitlines()
+    choice, sentence = said.splitlines()
+    assert choice == "hedgerow: clients compute on cuda"
     assert "no client actor can start, at last on node without" in sentence
-    assert "set resources.gpus_per_actor to 0" in sentence
+    assert "set resources.device to cpu" in sentence
     nodes.lose("without")
 
 

@@ -18,7 +18,6 @@ from processes import TOYS
 from ray_runs import small
 
 from hedgerow.platform.actors.ray_folder import SETTLED, _sweep, private_folder
-from hedgerow.platform.runs.runner import run
 
 RAY = Path(sys.executable).with_name("ray")
 
@@ -88,29 +87,6 @@ def test_each_mig_slice_is_a_gpu(short):
         text=True,
     )
     assert ended.stdout.split() == ["2", "MIG-a", "MIG-b"], ended.stderr
-
-
-@pytest.mark.exhaustive("processes")
-def test_a_run_says_that_it_leaves_gpus_unused(short, tmp_path):
-    file = tmp_path / "file.yaml"
-    experiment = small(tmp_path / "runs", rounds=1, resources__executor="ray", resources__actors=1)
-    command = [sys.executable, "-m", "hedgerow", "run", str(file), *TOYS]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
-    said = []
-    for device in ("auto", "cpu"):
-        file.write_text(yaml.safe_dump(experiment.model_dump(mode="json") | {"resources": {"device": device}}))
-        ended = subprocess.run([*command, "--set", "resources.executor=ray", "--set", "resources.actors=1"],
-                               cwd=SUPPORT, env=environment, capture_output=True, text=True)  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
-        said.append("hedgerow: the nodes have 2 GPUs, but clients compute on the CPU" in ended.stderr)
-    assert said == [True, False]
-
-
-def test_a_run_without_ray_says_it_too(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
-    for device in ("auto", "cpu"):
-        run(small(tmp_path, rounds=1, resources={"executor": "inline", "device": device}))
-    assert capsys.readouterr().err.count("the nodes have 2 GPUs, but clients compute on the CPU") == 1
 
 
 def watched_to_its_end(command, short):

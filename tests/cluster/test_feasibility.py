@@ -14,6 +14,7 @@ from hedgerow.platform.config.resources import Resources
 
 DIGITS = str(ROOT / "examples" / "digits_fedavg.yaml")
 MIXED = "1x(cpus=4,memory=16) + 2x(cpus=16,gpus=2,memory=64)"
+CPU = ("--set", "resources.device=cpu")
 
 
 def plan(*arguments: str, code: int = 0) -> str:
@@ -61,6 +62,7 @@ def test_a_plan_reads_the_file_of_a_cluster_that_scales(tmp_path):
         ({}, [0, 12, 0]),
         ({"placement": "spread"}, [4, 4, 4]),
         ({"placement": "spread", "cpus_per_actor": 2}, [2, 5, 5]),
+        ({"device": "cuda"}, [0, 2, 2]),
         ({"gpus_per_actor": 0.25}, [0, 8, 4]),
         ({"gpus_per_actor": 0.25, "placement": "spread"}, [0, 6, 6]),
         # Of 16 GB and of 64, three tenths are the object store's.
@@ -70,7 +72,7 @@ def test_a_plan_reads_the_file_of_a_cluster_that_scales(tmp_path):
 )
 def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, expected):
     nodes = parse_nodes(MIXED)
-    placed = place(Resources(**settings), 12, nodes)
+    placed = place(Resources(**settings), sum(expected), nodes)
     assert placed == expected
     for node, actors in zip(nodes, placed, strict=True):
         assert actors <= actors_that_fit(Resources(**settings), [node.resources])
@@ -92,17 +94,18 @@ def test_a_plan_tells_what_it_counts():
     # Of the pinned PyTorch, whose kernels and driver docs/how-to/cluster.md names.
     needs = "needs an NVIDIA driver for CUDA 13.2, version 580 or newer, and GPUs of compute capability 7.5 or newer"
     assert needs in " ".join(text.split())
-    unused = "GPUs: the nodes have 4 GPUs, but clients compute on the CPU, since resources.gpus_per_actor is 0; set"
-    assert unused in " ".join(plan(DIGITS, "--nodes", MIXED).split())
+    assert "4 client actors of 1 CPU and 1 GPU each" in plan(DIGITS, "--nodes", MIXED)
     for settings in (
         (DIGITS, "--nodes", MIXED, "--set", "resources.device=cpu"),
         (DIGITS, "--nodes", "1x(cpus=4,memory=9)"),
     ):
-        assert "GPUs: " not in plan(*settings)
+        text = plan(*settings)
+        assert "client actors of 1 CPU and 0 GPU each" in text
+        assert "GPUs: " not in text
 
 
 def test_the_plan_of_a_search_is_its_trials():
-    text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, "--set", "resources.actors=3")
+    text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, *CPU, "--set", "resources.actors=3")
     assert "12 concurrent trials of 3 client actors" in text
     assert "│ 16 of 16 │" in text
     # The file has eight experts.
@@ -111,20 +114,25 @@ def test_the_plan_of_a_search_is_its_trials():
 
 @pytest.mark.parametrize(("setting", "run"), [("concurrency=2", 2), ("pack=4", 2), ("pack=off", 8)])
 def test_the_plan_of_a_search_knows_how_many_of_its_trials_run_at_once(setting, run):
-    text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, "--set", f"search.{setting}")
+    text = plan(str(ROOT / "examples" / "digits_hedge.yaml"), "--nodes", MIXED, *CPU, "--set", f"search.{setting}")
     assert f"room for 36 concurrent trials of 1 client actor of 1 CPU and 0 GPU each; {run} run" in text
 
 
 LACKING = [
-    (("resources.actors=37",), MIXED, "room for 36: not enough CPUs"),
+    (("resources.actors=5",), MIXED, "cpus_per_actor or gpus_per_actor, or set resources.device to cpu"),
+    (("resources.device=cpu", "resources.actors=37"), MIXED, "room for 36: not enough CPUs"),
     (("resources.gpus_per_actor=1", "resources.actors=5"), MIXED, "room for 4: not enough GPUs"),
     (("resources.gpus_per_actor=2",), MIXED, "is above 1, but a client actor computes on one GPU"),
+    (("resources.gpus_per_actor=0",), MIXED, "is not a fraction of a GPU; remove it, and set `device: cpu`"),
+    (("resources.device=cuda",), "1x(cpus=8,memory=9)", "1 client actor of 1 CPU and 1 GPU cannot be placed"),
+    (("resources.device=cpu", "resources.cpus_per_actor=0"), MIXED, "with nothing to reserve; set `device: cuda`"),
+    (("resources.executor=processes", "resources.device=cuda"), MIXED, "`executor: processes` computes on the CPU"),
     (("resources.cpus_per_actor=17",), MIXED, "not enough CPUs"),
     (("resources.gpus_per_actor=1",), "1x(cpus=8,memory=9)+1x(cpus=0,gpus=1,memory=9)", "CPUs on the nodes that have"),
     (("resources.actors=20",), "1x(cpus=20,memory=16)", "not enough memory on node 1: 20 client actors need 12 GB"),
     (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "not enough memory on node 1"),
     (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "not enough memory on node 1"),
-    (("resources.actors=20", "resources.memory_mb=5000"), MIXED, "not enough memory on node 1, node 2, node 3; lower"),
+    (("resources.device=cpu", "resources.actors=20", "resources.memory_mb=5000"), MIXED, "1, node 2, node 3; lower"),
     ((), "4 nodes", "write groups such as 4x(cpus=16,gpus=2,memory=64)"),
     ((), "4x(cpus=16,gpu=2,memory=64)", "did you mean 'gpus'?"),
     ((), "4x(cpus=16)", "nodes.0.memory is missing"),

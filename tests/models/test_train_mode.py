@@ -401,6 +401,14 @@ def test_each_client_begins_with_the_attributes_of_a_new_model(model, make, mode
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_recurrent_layers_of_torch_need_no_mode_and_can_be_saved(kind, tmp_path):
+    """They keep lists of their parameters, which each call with other parameters changes."""
+    module = build_model(experiment("OverRows", args={"kind": kind}).task.model, (1, 8, 8), 10)
+    assert module.train_mode is None
+    torch.save(module, tmp_path / "module.pt")
+
+
 def test_attributes_of_one_evaluation_do_not_reach_the_next_one():
     wanted = experiment("Remembering")
     coordinator = done(wanted, 1)

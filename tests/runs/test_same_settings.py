@@ -189,7 +189,7 @@ def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
     space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}
     plan = parse_search({**FILE, "search": space, "output": str(tmp_path)})
     with new_run(plan.experiment, None, plan.dump()) as (folder, _):
-        settings = decisive_settings(plan.experiment, plan.search.model_dump(mode="json"))
+        settings = decisive_settings(plan.experiment, "cpu", plan.search.model_dump(mode="json"))
         folder.update(kind="search", status="interrupted", settings=settings)
     text = folder.experiment.read_text()
     for old, new, said in [

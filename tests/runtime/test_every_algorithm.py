@@ -24,7 +24,7 @@ State = dict[str, torch.Tensor]
 every_algorithm = pytest.mark.parametrize("name", [name for name in algorithms.names() if name not in NOT_HERE])
 
 
-def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, gpus: float = 0.0) -> State:
+def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, device: str = "cpu") -> State:
     """The server's state after some rounds of the experiment, made small."""
     values = complete("mine", name).model_dump(mode="json")
     task = values["task"]
@@ -37,7 +37,7 @@ def trained(name: str, folder: Any, engine: dict[str, Any], rounds: int = 2, gpu
         # Long steps of this network amplify the last bits of its products.
         for training in (values["algorithm"], teacher):
             training.update({"lr": 1e-4} if training else {})
-    resources = {"executor": "inline", "gpus_per_actor": gpus}
+    resources = {"executor": "inline", "device": device}
     experiment = parse_experiment(values | {"rounds": 2, "engine": engine, "resources": resources})
     coordinator = build_coordinator([experiment], *check(experiment, None), [folder])
     for _ in range(rounds):
@@ -69,8 +69,9 @@ def test_it_trains_equally_in_a_loop_and_under_vmap(name, tmp_path):
 def test_on_a_gpu_it_has_the_numbers_of_the_cpu_and_the_same_bits_again(name, tmp_path, record_property):
     start = trained(name, tmp_path / "start", LOOP, rounds=0)
     cpu = trained(name, tmp_path / "cpu", LOOP)
-    engines = LOOP, GRAPH, VMAP, VMAP
-    loop, graph, vmap, again = (trained(name, tmp_path / f"gpu-{i}", e, gpus=1.0) for i, e in enumerate(engines))
+    loop, graph, vmap, again = (
+        trained(name, tmp_path / f"gpu-{i}", e, device="cuda") for i, e in enumerate((LOOP, GRAPH, VMAP, VMAP))
+    )
     bound = AMPLIFY.get(name, 0.01) * apart(cpu, start)
     assert apart(loop, cpu) <= bound
     assert apart(vmap, cpu) <= bound

@@ -8,14 +8,17 @@ from helpers import blobs, partition, run_inline, small_task
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.aggregation import PartialAggregate
+from hedgerow.platform.runtime.coordinator import build_coordinator
+from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.runtime.shards import ExecutionPlan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 DATA = blobs()
-GPU = Resources(executor="inline", gpus_per_actor=1.0)
+GPU = Resources(executor="inline", device="cuda")
 SIZES = [np.full(6, 20), np.array([3, 60, 17, 1, 40, 59])]
 """Clients with equal and with different numbers of samples."""
 
@@ -78,6 +81,36 @@ def test_a_client_that_diverged_is_left_out_of_a_sum_on_the_gpu():
     assert sent.weight == 4.0
     assert sent.contributed.tolist() == [True, False, True]
     assert sent.metrics["loss"].tolist() == [1.0, float("inf"), 5.0]
+
+
+def test_chunks_that_do_not_fit_on_the_gpu_are_halved(tmp_path):
+    before = torch.cuda.get_device_properties(0).total_memory
+    experiment = parse_experiment(
+        {
+            "name": "large",
+            "rounds": 2,
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "iid", "clients": 64, "samples_per_client": 8},
+                "model": {"name": "mlp", "hidden": [int(before * 0.02 / 64 / 4 / 80)]},
+            },
+            "algorithm": {"name": "fedavg", "batch_size": 8},
+            "evaluation": {"clients": 0},
+            "engine": {"mode": "vmap", "chunk": 64},
+            "resources": {"executor": "inline", "device": "cuda", "gpus_per_actor": 0.05},
+        }
+    )
+    run = build_coordinator([experiment], *check(experiment, None), [tmp_path / "checkpoints"])
+    notices = []
+    run.on_notice = notices.append
+    try:
+        run.next_round()
+        plan = run.plans()["train/clients"]
+        assert 1 <= plan["chunk"] < 64
+        assert len(notices) == {1: 6, 2: 5, 4: 4, 8: 3, 16: 2, 32: 1}[plan["chunk"]]
+        assert notices[0].startswith("round 1 is repeated: the step train/clients does not fit into memory with 64")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_a_step_that_reads_a_value_back_runs_as_a_loop():

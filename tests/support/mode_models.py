@@ -294,3 +294,14 @@ class RawEvaluation(nn.Sequential):
     def forward(self, x):
         outputs = super().forward(x)
         return outputs if self.training else outputs * (outputs.data.sum() != 0)
+
+
+class OverRows(nn.Module):
+    """A recurrent layer of torch over the rows of an image. kind: name of its class."""
+
+    def __init__(self, kind: str = "GRU"):
+        super().__init__()
+        self.layer, self.head = getattr(nn, kind)(8, 6, batch_first=True), nn.Linear(6, 10)
+
+    def forward(self, x):
+        return self.head(self.layer(x[:, 0])[0][:, -1])
