@@ -3,9 +3,10 @@
     python benchmarks/gpu.py [--data-root FOLDER] [--only tests shares defaults precision memory]
                              [--workloads digits mnist-mlp ...] [--rounds 5]
 
-shares: workloads of workloads.yaml with Hedgerow's defaults, deterministic and in float32. defaults: the same with PyTorch's default algorithms and TF32, which the bare loop has. precision: seconds and accuracy
-of float32, tf32 and bfloat16. memory: what a client adds to the memory of a process. Parts that did not run keep their
-stored results. Without a GPU, it prints a message and measures nothing. Writes benchmarks/results/gpu.json.
+shares: workloads of workloads.yaml with Hedgerow's defaults, deterministic and in float32. defaults: the same with
+PyTorch's default algorithms and TF32, which the bare loop has. precision: seconds and accuracy of float32, tf32 and
+bfloat16. memory: what a client adds to the memory of a process. Parts that did not run keep their stored results.
+Without a GPU, it prints a message and measures nothing. Writes benchmarks/results/gpu.json.
 """
 
 import argparse
