@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -198,6 +199,7 @@ def test_by_default_a_run_computes_on_the_gpu_and_its_resume_ends_with_the_same_
     (folder,) = tmp_path.glob("chosen-*")
     finished = hedgerow.resume(folder, show=False)
     assert device_of(folder) == "cuda"
-    assert without_clock(finished) == without_clock(calm)
     assert all(record["gpu_peak_mb"] > 0 for record in finished.records)
-    assert all(torch.equal(leaf, calm.parameters[name]) for name, leaf in finished.parameters.items())
+    records, expected = ([{**one, "gpu_peak_mb": 0} for one in without_clock(run)] for run in (finished, calm))
+    assert records == expected
+    assert all(np.array_equal(leaf, calm.parameters[name]) for name, leaf in finished.parameters.items())
