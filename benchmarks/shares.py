@@ -1,11 +1,10 @@
 """Time of the clients' work of a round, without any exchange: Hedgerow in one process against the bare loop.
 
     python benchmarks/shares.py [--rounds 12] [--data-root FOLDER] [--only digits mnist-mlp ...]
-                                [--device cuda] [--set KEY=VALUE] [--name NAME]
 
-The two take turns, round by round, with the same clients and mini-batches. On a CPU, it is processor time, which hardly
-depends on other work on the machine; on a GPU, it is wall-clock time until all results are computed, and the bare loop
-uses PyTorch's default algorithms. Prints the ratios and writes benchmarks/results/shares.json, or shares-cuda.json.
+The two take turns, round by round, with the same clients and mini-batches. It is processor time, which hardly depends
+on other work on the machine. Prints the ratios and writes benchmarks/results/shares.json. gpu.py measures the same on
+a GPU, in wall-clock time until all results are computed, where the bare loop uses PyTorch's default algorithms.
 """
 
 import argparse
@@ -120,18 +119,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--data-root", type=Path, help="folder of MNIST, CIFAR-10 and tiny-Shakespeare, if present")
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--set", action="append", default=[], help="a setting of Hedgerow's experiment")
-    parser.add_argument("--name", help="name of the results (default: shares, or shares-cuda on a GPU)")
     arguments = parser.parse_args()
-    device, results = arguments.device, {}
+    results = {}
     for name in arguments.only:
-        results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root, device, arguments.set)
-        modes = ", ".join(f"{one[mode]:.2f} {mode}" for mode in ("loop", "graph", "chosen") if mode in one)
-        print(f"{name}: bare loop / Hedgerow {modes} ({one['plan']}); seconds {one['seconds']}", flush=True)
-    if device == "cuda":
-        results["card"] = torch.cuda.get_device_name()
-    write_results(arguments.name or ("shares" if device == "cpu" else "shares-cuda"), conditions() | results)
+        results[name] = one = measure(WORKLOADS[name], arguments.rounds, arguments.data_root, "cpu", [])
+        print(
+            f"{name}: bare loop / Hedgerow {one['loop']:.2f} as a loop, {one['chosen']:.2f} under {one['plan']}",
+            flush=True,
+        )
+    write_results("shares", conditions() | results)
 
 
 if __name__ == "__main__":

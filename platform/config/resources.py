@@ -54,8 +54,8 @@ class Resources(Section):
     )
     deterministic: bool = Field(
         True,
-        description="on a GPU, use PyTorch's deterministic algorithms where they exist, and compute products of "
-        "float32 in float32, so that a run repeats bit for bit; false: the default algorithms, and TF32",
+        description="on a GPU, use PyTorch's deterministic algorithms where they exist, so that a run repeats bit for "
+        "bit; false: the default algorithms",
     )
 
     @property
