@@ -49,7 +49,7 @@ def worker_of(name: str, clients: int, device: str) -> tuple[Worker, dict[str, A
         {
             "name": "gpu",
             "rounds": 1,
-            "participation": 1.0,
+            "clients_per_round": "all",
             "task": {
                 "data": {"name": "digits"},
                 "partition": {"kind": "iid", "clients": clients, "samples_per_client": model["samples"]},

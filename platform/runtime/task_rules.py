@@ -162,7 +162,7 @@ COMPOSITION_RULES = (
 CLIENT_RULES = (
     Rule(
         lambda b: b.takes_all_clients and b.e.cohort_size(len(b.partition)) < len(b.partition),
-        "participation: {name} needs all clients in every round; set it to 1.0",
+        "clients_per_round: {name} needs all clients in every round; set it to all",
     ),
     Rule(
         lambda b: b.e.simulation and b.takes_all_clients,

@@ -31,7 +31,7 @@ def test_states_and_control_variates(tmp_path, name):
 @pytest.mark.exhaustive("processes")
 def test_two_levels(tmp_path):
     settings = {
-        "participation": 1.0,
+        "clients_per_round": "all",
         "algorithm": section("fedbioacc"),
         "task__partition": {
             "kind": "iid",
@@ -57,7 +57,7 @@ def test_two_levels(tmp_path):
 @pytest.mark.exhaustive("processes")
 def test_compressed_hypergradients(tmp_path):
     settings = {
-        "participation": 1.0,
+        "clients_per_round": "all",
         "rounds": 2,
         "algorithm": {**ESTIMATORS["topk"], "lr": 0.1},
         "task__partition": {
@@ -104,7 +104,7 @@ def test_personal_models(tmp_path):
 def test_sketches_of_their_own(tmp_path):
     def ran(name, **resources):
         wanted = {
-            **{"name": name, "rounds": 2, "participation": 0.7, "output": str(tmp_path / name)},
+            **{"name": name, "rounds": 2, "clients_per_round": 0.7, "output": str(tmp_path / name)},
             "task": {
                 "data": {"name": "digits"},
                 "partition": {"kind": "dirichlet", "clients": 6, "alpha": 1.0, "holdout": 0.2},

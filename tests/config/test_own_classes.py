@@ -79,7 +79,7 @@ class Backbone(HyperRepresentationProblem):
 VALUES = {
     "name": "own",
     "rounds": 4,
-    "participation": 0.5,
+    "clients_per_round": 0.5,
     "task": {
         "data": {"name": "mine.Blobs", "samples": 400},
         "partition": {"kind": "mine.Sizes", "clients": 8, "holdout": 0.25},

@@ -231,7 +231,7 @@ def test_what_is_no_hdf5_file_is_refused(tmp_path, monkeypatch):
 def test_personal_models_are_scored_on_the_users_own_test_samples(tmp_path):
     """No `holdout`: the personal method takes the test samples that the files give to each user."""
     experiment = parse_experiment({
-        "name": "posts", "rounds": 2, "participation": 1.0, "output": str(tmp_path / "runs"),
+        "name": "posts", "rounds": 2, "clients_per_round": "all", "output": str(tmp_path / "runs"),
         "task": {
             "data": posts(tmp_path), "partition": {"kind": "natural"},
             "model": {"name": "char_lstm", "hidden": 4, "layers": 1, "embedding": 3},

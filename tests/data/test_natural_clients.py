@@ -38,7 +38,7 @@ def split_sizes(partition):
 def built(data, **task):
     partition = {"kind": "natural", **task.pop("partition", {})}
     experiment = parse_experiment({
-        "name": "x", "rounds": 1, "participation": 1.0,
+        "name": "x", "rounds": 1, "clients_per_round": "all",
         "task": {"data": {"name": "digits"}, "partition": partition, "model": {"name": "logreg"}, **task},
         "algorithm": {"name": "fedavg"},
     })  # fmt: skip

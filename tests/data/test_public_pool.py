@@ -124,7 +124,7 @@ def test_samples_of_another_data_set_lie_behind_the_own():
 
 
 def values(public, algorithm="feddf", **task):
-    settings = {"name": "x", "rounds": 1, "participation": 1.0, "algorithm": {"name": algorithm}}
+    settings = {"name": "x", "rounds": 1, "clients_per_round": "all", "algorithm": {"name": algorithm}}
     base = {"data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 5}, "model": {"name": "mlp"}}
     return {**settings, "task": {**base, "public": public, **task}}
 

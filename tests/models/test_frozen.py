@@ -35,7 +35,7 @@ def experiment(name, hyper, model="toys.FrozenFirst", mode="vmap", **more):
         "name": "frozen",
         "seed": 5,
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5, "holdout": 0.2, "samples_per_client": 40},

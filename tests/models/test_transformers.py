@@ -49,7 +49,7 @@ def experiment(model, mode="loop", **task):
         "name": "text",
         "seed": 3,
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {**data, "predict": "all" if is_lm else "last"},
             "partition": {"kind": "natural"},

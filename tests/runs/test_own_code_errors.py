@@ -14,7 +14,7 @@ from hedgerow.platform.common.errors import UserError
 FILE = {
     "name": "own",
     "rounds": 3,
-    "participation": 1.0,
+    "clients_per_round": "all",
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "iid", "clients": 4, "samples_per_client": 30},

@@ -73,7 +73,7 @@ def values(tmp_path, monkeypatch):
     return {
         "name": "all",
         "rounds": 2,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5, "holdout": 0.2},

@@ -157,7 +157,7 @@ TASK = {
 FILE = {
     "name": "other",
     "rounds": 2,
-    "participation": 1.0,
+    "clients_per_round": "all",
     "task": {**TASK, "loss": "mse"},
     "algorithm": {"name": "fedavg", "lr": 0.05, "batch_size": 20},
     "resources": {"executor": "inline"},

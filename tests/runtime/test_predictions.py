@@ -38,7 +38,7 @@ def evaluated(case: str, mode: str, tmp_path, keeps: bool = True) -> tuple[list[
     }
     if validation:
         values["task"]["validation"] = validation
-        values["participation"] = 1.0
+        values["clients_per_round"] = "all"
     if case == "slots":
         values["transforms"] = [{"kind": "clip", "norm": 0.5}]
     experiment = parse_experiment(values)

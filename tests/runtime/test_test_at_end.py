@@ -19,7 +19,7 @@ def settings(output, **changes) -> dict:
     values = {
         "name": "small",
         "rounds": 6,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},

@@ -34,7 +34,7 @@ def values(validation=None, algorithm=None, partition=None, **settings):
         **settings.pop("task", {}),
     }
     own = {"name": "fedavg", "steps": 2, "epochs": None, **(algorithm or {})}
-    base = {"name": "held-back", "rounds": 3, "participation": 0.4, "resources": {"executor": "inline"}}
+    base = {"name": "held-back", "rounds": 3, "clients_per_round": 0.4, "resources": {"executor": "inline"}}
     return {**base, "task": task, "algorithm": own, "tracking": {"enabled": False}, **settings}
 
 
@@ -141,14 +141,14 @@ METHODS = {
     "static": {"task": {"model": {"name": "mlp_static", "hidden": [8]}}},
     "pooled": {"algorithm": {"name": "central"}},
     "slots": {"algorithm": {"name": "fedavg"}, "transforms": [{"kind": "top_k", "entries": 20}]},
-    "stateful": {"algorithm": {"name": "feddyn"}, "participation": 1.0},
+    "stateful": {"algorithm": {"name": "feddyn"}, "clients_per_round": "all"},
     "average": {"algorithm": {"name": "feddyn"}, "evaluation": {"model": "clients"}},
     "personal": {"algorithm": {"name": "pfldyn"}, "partition": {"holdout": 0.2}},
     "bilevel": {
         "algorithm": {"name": "fedbio", "batch_size": 8},
         "partition": {"validation": 0.3},
         "task": {"problem": {"kind": "cleaning"}, "model": {"name": "logreg"}},
-        "participation": 1.0,
+        "clients_per_round": "all",
     },
     "distillation": {"algorithm": {"name": "feddf"}, "task": {"public": {"samples": 50}}},
     "early exit": {"algorithm": {"name": "fedhen"}, "task": {"model": {"name": "resnet_exit", **EXITS}}},

@@ -26,7 +26,7 @@ def values(output: Path, **settings) -> dict:
     return {
         "name": "small",
         "rounds": 6,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20},

@@ -51,7 +51,7 @@ def test_the_platform_runs_what_the_analysis_is_about(name):
     values = {
         "name": "quadratic",
         "rounds": 4,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "quadratic", "clients": 5, "samples": 2},
             "partition": {"kind": "natural", "validation": 0.5},
@@ -146,7 +146,7 @@ def values(name="fedbio", kind="cleaning", **change):
     return {
         "name": "test",
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": 5, "validation": 0.2},
@@ -194,11 +194,11 @@ def test_tasks_that_do_not_fit(change, sentence):
 
 
 def test_methods_that_need_everybody_refuse_fewer():
-    experiment = parse_experiment(values("fedbioacc", participation=0.5))
-    with pytest.raises(UserError, match="participation: fedbioacc needs all clients in every round"):
+    experiment = parse_experiment(values("fedbioacc", clients_per_round=0.5))
+    with pytest.raises(UserError, match="clients_per_round: fedbioacc needs all clients in every round"):
         check_task(experiment, *build_data(experiment, None))
     # All of them by their number is as good.
-    experiment = parse_experiment(values("fedbioacc", participation=None, clients_per_round=5))
+    experiment = parse_experiment(values("fedbioacc", clients_per_round=5))
     check_task(experiment, *build_data(experiment, None))
 
 

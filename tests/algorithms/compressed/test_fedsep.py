@@ -218,7 +218,7 @@ def own_decoder(mode="vmap", encoder="neumann", **problem):
     return {
         "name": "own",
         "rounds": 3,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {

@@ -270,7 +270,7 @@ def test_mistakes_are_sentences():
         wanted = {
             "name": "test",
             "rounds": 1,
-            "participation": 1.0,
+            "clients_per_round": "all",
             "task": {
                 "data": {"name": "digits"},
                 "partition": {"kind": "iid", "clients": 4},

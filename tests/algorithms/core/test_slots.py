@@ -386,7 +386,7 @@ def test_keys_depend_on_seed_round_exchange_and_client_alone():
 EXPERIMENT = {
     "name": "slots",
     "rounds": 2,
-    "participation": 1.0,
+    "clients_per_round": "all",
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "iid", "clients": 6},

@@ -28,8 +28,8 @@ def ended(algorithm, hyper, **settings):
 
 @pytest.mark.parametrize("hyper", [PLAIN, {"client_fn": "flower_clients.old_client_fn"}], ids=["context", "cid"])
 def test_clients_of_flower_learn_as_fedavg_weighted_by_samples(hyper):
-    theirs, records = ended(NumPyClients, hyper, participation=0.5)
-    ours, reference = ended(FedAvg, {**LOCAL, "aggregation": {"weighting": "samples"}}, participation=0.5)
+    theirs, records = ended(NumPyClients, hyper, clients_per_round=0.5)
+    ours, reference = ended(FedAvg, {**LOCAL, "aggregation": {"weighting": "samples"}}, clients_per_round=0.5)
     assert distance(model(theirs), model(ours)) < 1e-6
     for record, same in zip(records, reference, strict=True):
         assert record["test_accuracy"] == same["test_accuracy"]
@@ -130,7 +130,7 @@ def test_the_check_before_a_run_names_the_factory(client_fn, said):
     file = {
         "name": "flower",
         "rounds": 1,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": 6},
@@ -160,7 +160,7 @@ def test_rounds_before_a_failure_are_recorded_and_the_run_is_resumable(tmp_path)
         {
             "name": "failing",
             "rounds": 4,
-            "participation": 1.0,
+            "clients_per_round": "all",
             "output": str(tmp_path),
             "task": {
                 "data": {"name": "digits"},

@@ -42,7 +42,7 @@ def test_a_resumed_run_is_undisturbed(name, tmp_path):
 def test_some_clients_take_part_and_others_are_evaluated(name):
     """What participants noted for the round is none of the evaluation's; newcomers receive what they need."""
     section = (ESTIMATORS | BASELINES)[name]
-    settings = {"participation": 0.5, "evaluation": Evaluation(clients=4), "rounds": 4}
+    settings = {"clients_per_round": 0.5, "evaluation": Evaluation(clients=4), "rounds": 4}
     one, other = (noisy(section, mode, **settings) for mode in (("vmap", 4), ("loop", 1)))
     records = [list(one), list(other)]
     assert distance(flatten(one.server), flatten(other.server)) < 1e-4
@@ -198,7 +198,7 @@ def values(name, problem=None, hyper=None, **partition):
     return {
         "name": "test",
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": 4, "validation": 0.2, **partition},

@@ -96,7 +96,7 @@ def test_sketches_of_their_own():
 
 def test_own_models_have_no_common_statistics():
     wanted = {
-        **{"name": "static", "rounds": 1, "participation": 1.0},
+        **{"name": "static", "rounds": 1, "clients_per_round": "all"},
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": 4, "holdout": 0.2},
