@@ -303,6 +303,8 @@ FOREIGN = {
     "fraction": "clients_per_round",
     "fraction_train": "clients_per_round",
     "participation": "clients_per_round",
+    "holdout": "client_test_fraction",
+    "validation": "upper_level_fraction",
     "local_epochs": "epochs",
     "num_epochs": "epochs",
     "local_steps": "steps",

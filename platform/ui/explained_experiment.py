@@ -33,10 +33,10 @@ NEEDS: dict[str, dict[str, Any]] = {
     "feature_maps": {"task": {"model": MAPS, "teacher": {"model": MAPS | {"channels": [16, 32]}}}},
     "early_exit": {"task": {"model": {**MAPS, "name": "resnet_exit", "exit_after": 1}}},
     "all_clients": {"clients_per_round": "all", "task": {"partition": {"clients": 10}}},
-    "is_personal": {"task": {"partition": {"clients": 20, "holdout": 0.3}}},
+    "is_personal": {"task": {"partition": {"clients": 20, "client_test_fraction": 0.3}}},
     "bilevel": {"task": {"problem": {"kind": "cleaning"}}},
     "cleaning": {"task": {"problem": {"kind": "cleaning"}}},
-    "validation": {"task": {"partition": {"validation": 0.3}}},
+    "validation": {"task": {"partition": {"upper_level_fraction": 0.3}}},
     "public": {"task": {"public": {"samples": 640}}},
 }
 """Flag of an algorithm -> settings that its task needs."""

@@ -288,6 +288,15 @@ def test_names_of_other_frameworks_are_known(tmp_path, ours, foreign):
     assert f"did you mean {ours.partition(':')[0]!r}?" in refusal(write(tmp_path, change((ours, foreign))))
 
 
+@pytest.mark.parametrize(
+    ("key", "ours"), [("holdout", "client_test_fraction"), ("validation", "upper_level_fraction"), ("unbalanced", "")]
+)
+def test_keys_of_a_partition_under_another_name_are_refused(tmp_path, key, ours):
+    sentence = refusal(write(tmp_path, change(("    alpha: 0.3", f"    alpha: 0.3\n    {key}: 0.2"))))
+    hint = f"; did you mean {ours!r}?" if ours else ""
+    assert f":11: task.partition.{key} is not a key here{hint} (allowed: alpha, " in sentence
+
+
 def test_an_override_without_set_is_recognised(tmp_path):
     write(tmp_path, GOOD)
     assert refusal(Path("algorithm.lr=0.5")).endswith("did you mean --set algorithm.lr=0.5?")

@@ -229,7 +229,7 @@ def test_what_is_no_hdf5_file_is_refused(tmp_path, monkeypatch):
 
 
 def test_personal_models_are_scored_on_the_users_own_test_samples(tmp_path):
-    """No `holdout`: the personal method takes the test samples that the files give to each user."""
+    """No `client_test_fraction`: the personal method takes the test samples that the files give to each user."""
     experiment = parse_experiment({
         "name": "posts", "rounds": 2, "clients_per_round": "all", "output": str(tmp_path / "runs"),
         "task": {

@@ -29,7 +29,7 @@ def drawn(config, data=DATA, samples=30, seed=0):
 @pytest.mark.parametrize(
     "config",
     [
-        IID(clients=5, holdout=0.2, validation=0.2),
+        IID(clients=5, client_test_fraction=0.2, upper_level_fraction=0.2),
         Dirichlet(clients=5, alpha=0.3),
         Labels(clients=8, labels_per_client=2),
         Natural(),

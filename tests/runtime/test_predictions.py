@@ -11,7 +11,7 @@ from hedgerow.platform.runtime.factory import check
 
 ROUNDS = 2
 FEDERATED = {"kind": "dirichlet", "clients": 6, "alpha": 0.3}
-HELD_OUT = {**FEDERATED, "holdout": 0.3}
+HELD_OUT = {**FEDERATED, "client_test_fraction": 0.3}
 STREAM = {"kind": "stream", "tasks": ROUNDS, "ways": 5, "train": 20, "test": 20}
 CASES = {
     "validation at the clients": ({"name": "fedavg"}, FEDERATED, {"fraction": 0.2, "from": "clients"}),

@@ -300,12 +300,12 @@ DROPPED = {"name": "mode_models.Dropped"}
         {"transforms": [{"kind": "top_k", "entries": 100, "error_feedback": False}]},
         {
             "algorithm": {"name": "per_fedavg", "batch_size": 8},
-            "task": {"partition": {"kind": "iid", "clients": 8, "holdout": 0.2}},
+            "task": {"partition": {"kind": "iid", "clients": 8, "client_test_fraction": 0.2}},
         },
         {
             "algorithm": {"name": "fedavg_oracle", "batch_size": 8},
             "task": {
-                "partition": {"kind": "iid", "clients": 8, "validation": 0.2, "label_noise": 0.4},
+                "partition": {"kind": "iid", "clients": 8, "upper_level_fraction": 0.2, "label_noise": 0.4},
                 "problem": {"kind": "cleaning"},
             },
         },

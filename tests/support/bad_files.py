@@ -109,7 +109,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "of another kind",
         change(("dirichlet", "iid")),
-        (":10: task.partition.alpha is not a key here (allowed: clients,",),
+        (":10: task.partition.alpha is not a key here (allowed: client_test_fraction,",),
     ),
     (
         "of another model",

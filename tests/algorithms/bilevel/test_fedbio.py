@@ -54,7 +54,7 @@ def test_the_platform_runs_what_the_analysis_is_about(name):
         "clients_per_round": "all",
         "task": {
             "data": {"name": "quadratic", "clients": 5, "samples": 2},
-            "partition": {"kind": "natural", "validation": 0.5},
+            "partition": {"kind": "natural", "upper_level_fraction": 0.5},
             "model": {"name": "quadratic"},
             "problem": {"kind": "quadratic"},
         },
@@ -149,7 +149,7 @@ def values(name="fedbio", kind="cleaning", **change):
         "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 5, "validation": 0.2},
+            "partition": {"kind": "iid", "clients": 5, "upper_level_fraction": 0.2},
             "model": {"name": "logreg"},
             "problem": {"kind": kind} if kind else None,
         },
@@ -179,7 +179,7 @@ def test_mistakes_in_the_file(wrong, sentence):
     [
         (
             {"partition": {"kind": "iid", "clients": 5}},
-            "task.partition.validation: every client needs validation samples",
+            "task.partition.upper_level_fraction: .* needs samples of every client",
         ),
         ({"problem": {"kind": "hyper_representation"}}, "a single layer, so choose mlp or cnn"),
     ],
@@ -247,7 +247,7 @@ def test_a_personal_model_needs_samples_to_be_scored_on():
     wanted = values("fedbio_local", "hyper_representation")
     wanted["task"]["model"] = {"name": "mlp"}
     experiment = parse_experiment(wanted)
-    with pytest.raises(UserError, match=r"task.partition.holdout: with fedbio_local every client has"):
+    with pytest.raises(UserError, match=r"task.partition.client_test_fraction: with fedbio_local every client has"):
         check_task(experiment, *build_data(experiment, None))
 
 

@@ -130,7 +130,7 @@ def test_a_partition_without_training_samples_is_refused():
 def test_models_of_clients_are_averaged_only_where_a_step_returns_them(name):
     task = {
         "data": {"name": "digits"},
-        "partition": {"kind": "iid", "clients": 6, "samples_per_client": 20, "holdout": 0.3},
+        "partition": {"kind": "iid", "clients": 6, "samples_per_client": 20, "client_test_fraction": 0.3},
         "model": {"name": "logreg"},
     }
     check(experiment("fedavg", evaluation={"model": "clients"}, task=task), None)

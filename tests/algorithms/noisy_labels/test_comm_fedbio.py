@@ -201,7 +201,7 @@ def values(name, problem=None, hyper=None, **partition):
         "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 4, "validation": 0.2, **partition},
+            "partition": {"kind": "iid", "clients": 4, "upper_level_fraction": 0.2, **partition},
             "model": {"name": "logreg"},
             "problem": problem,
         },
@@ -217,8 +217,8 @@ CLEANING = {"kind": "cleaning"}
     [
         (values("preprocess"), "task.problem.kind: preprocess requires data cleaning"),
         (values("fedavg_oracle"), "task.problem.kind: fedavg_oracle requires data cleaning"),
-        (values("focus", validation=0.0), "task.partition.validation"),
-        (values("preprocess", CLEANING, validation=0.0), "task.partition.validation"),
+        (values("focus", upper_level_fraction=0.0), "task.partition.upper_level_fraction"),
+        (values("preprocess", CLEANING, upper_level_fraction=0.0), "task.partition.upper_level_fraction"),
         (
             values("comm_fedbio_topk", CLEANING, {"compression": 10**6}),
             "algorithm.compression: 1000000 is more than",

@@ -123,7 +123,7 @@ def test_one_set_of_running_statistics_is_not_enough(model, sentence):
         "rounds": 1,
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20, "holdout": 0.3},
+            "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20, "client_test_fraction": 0.3},
             "model": model,
         },
         "algorithm": {"name": "ditto", "batch_size": 8},

@@ -30,7 +30,7 @@ def experiment(name="fedbn", model="Normed", mode="loop", hyper=None, buffers="a
         "task": {
             "data": {"name": "digits"},
             "partition": {
-                "kind": "dirichlet", "clients": 6, "alpha": 0.5, "samples_per_client": 27, "holdout": 0.22,
+                "kind": "dirichlet", "clients": 6, "alpha": 0.5, "samples_per_client": 27, "client_test_fraction": 0.22,
             },
             "model": {"name": f"mode_models.{model}", "buffers": buffers},
         },

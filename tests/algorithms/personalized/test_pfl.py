@@ -225,7 +225,10 @@ def parsed(**changes):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"task__partition": {"kind": "iid", "clients": 10}}, "task.partition.holdout: with pfldyn every client has"),
+        (
+            {"task__partition": {"kind": "iid", "clients": 10}},
+            "task.partition.client_test_fraction: with pfldyn every client has",
+        ),
         ({"evaluation__clients": 0}, "evaluation.clients: with pfldyn"),
         ({"algorithm__solver": "newton"}, "works only for convex losses, without adaptation; set `adapt: none`"),
         ({"algorithm": {"name": "fedavg"}, "evaluation__target_metric": "client_accuracy_lowest"},
