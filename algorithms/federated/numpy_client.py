@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
@@ -21,7 +20,7 @@ from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.own_code import ImportRefusedError, find, is_own
-from hedgerow.algorithms.core.parts import ContractError, Part, Parts
+from hedgerow.algorithms.core.parts import ContractError, Part
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task, trainable
 
@@ -51,6 +50,7 @@ class NumPyClients(Algorithm):
     buffers. Means are weighted by the `num_examples` that clients return. Flower itself is not imported.
     """
 
+    parts: Mapping[str, Mapping[str, Part]] = {"train": {"w": Part("w", "value")}}
     training_steps = ()
     single_exchange = False
 
@@ -84,10 +84,8 @@ class NumPyClients(Algorithm):
         self.names = _names(task.module)
         buffers = dict(task.module.named_buffers())
         self.buffers = {name: buffers[name].detach().clone() for name in self.names if name in buffers}
-
-    @cached_property
-    def parts(self) -> Parts:
-        return {"train": {"w": Part("w", "value"), **({BUFFERS: Part(BUFFERS, "opaque")} if self.buffers else {})}}
+        if self.buffers:
+            self.parts = {"train": {**self.parts["train"], BUFFERS: Part(BUFFERS, "opaque")}}
 
     def incompatibility(self) -> str | None:
         mode = getattr(self.task.module, "train_mode", None)
