@@ -182,7 +182,7 @@ def test_models_that_send_no_statistics_are_private(model, tmp_path):
 
 def test_accounting_without_its_package_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(UserError, match=r"install it with `pip install hedgerow\[privacy\]`"):
+    with pytest.raises(UserError, match=r"install it with `uv pip install -e '.\[privacy\]'` in Hedgerow's folder"):
         run(experiment(tmp_path, privacy={"clip": 1, "noise_multiplier": 1.2345, "delta": 1e-3, "accountant": "rdp"}))
 
 
