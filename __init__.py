@@ -27,6 +27,8 @@ def __getattr__(name: str) -> Any:
 
         return version("hedgerow")
     if name in _homes():
+        # Before the libraries are imported, which is when some of them warn.
+        import_module("hedgerow.platform.common.quiet").quiet_libraries()
         return getattr(import_module(_homes()[name]), name)
     raise AttributeError(f"module 'hedgerow' has no attribute {name!r}")
 

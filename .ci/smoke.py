@@ -21,7 +21,7 @@ UV = str(Path(sys.executable).with_name("uv"))
 EXPERIMENT = """\
 name: smoke
 rounds: 2
-participation: 0.5
+clients_per_round: 0.5
 task:
   data: {name: digits}
   partition: {kind: iid, clients: 10}

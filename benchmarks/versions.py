@@ -186,7 +186,7 @@ def shrunk(values: dict[str, Any], job: str) -> dict[str, Any]:
     for model in (task["model"], teacher.get("model", {})):
         model.update({"hidden": [32]} if "hidden" in model else {})
     # If the algorithm permits it, only some clients per round, so that some take part twice.
-    values["participation"] = 1.0 if values["participation"] == 1.0 else 0.5
+    values["clients_per_round"] = "all" if values["clients_per_round"] == "all" else 0.5
     return values | {
         "rounds": ROUNDS,
         "output": f"runs/{job}",

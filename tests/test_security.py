@@ -375,6 +375,7 @@ def test_code_in_the_folder_of_the_file_needs_no_option_and_other_code_does(here
     for name, module in (("other", "installed_thing"), ("local", "working_folder")):
         refused = hedgerow("run", inner / f"{name}.yaml")
         assert refused.exit_code == 2
+        assert f"if you trust it, name it with `--import {module}`" in " ".join(refused.output.split())
         assert module not in sys.modules
         named = hedgerow("run", inner / f"{name}.yaml", "--import", module, "--json")
         assert named.exit_code == 0, named.output

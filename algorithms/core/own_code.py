@@ -203,6 +203,8 @@ def _module(name: str) -> ModuleType:
         _appended.add(folder)
         spec = _spec(top)
     if spec is None and top not in sys.modules:
+        if PathFinder.find_spec(top, [str(Path.cwd())]) is not None:
+            raise ImportRefusedError(_refusal(name))
         raise ModuleNotFoundError(f"No module named {top!r}", name=top)
     _refuse_two(top, spec, list(files.values()))
     _note_folder(top, spec)

@@ -13,15 +13,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from hedgerow.algorithms.core.algorithm import Algorithm
 from hedgerow.algorithms.core.client_data import ClientData
 from hedgerow.algorithms.core.hyperparameters import HyperParameters
 from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Cohort, Exchange, Exchanges, StepResult
 from hedgerow.algorithms.core.own_code import ImportRefusedError, find, is_own
-from hedgerow.algorithms.core.parts import ContractError, Part, Parts
+from hedgerow.algorithms.core.parts import ContractError, Part
 from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.task import Task, trainable
 
 Scalar = bool | int | float | str
 
@@ -38,14 +39,18 @@ OWN = "@own"
 """Suffix of the metrics that the clients' own `evaluate` returns."""
 
 
+BUFFERS = "buffers"
+"""Entry of the server state and of messages with the model's buffers, such as the running statistics of batch norm."""
+
+
 class NumPyClients(Algorithm):
     """FedAvg whose client step is the `fit` of an object that the user's factory makes for each client [McMahan2017].
 
-    A client receives and returns the parameters of `task.model`, in the order of `named_parameters`. Means are weighted
-    by the `num_examples` that clients return. Flower itself is not imported.
+    A client receives and returns the arrays of the model's `state_dict`, without frozen parameters: parameters and
+    buffers. Means are weighted by the `num_examples` that clients return. Flower itself is not imported.
     """
 
-    parts: ClassVar[Parts] = {"train": {"w": Part("w", "value")}}
+    parts: Mapping[str, Mapping[str, Part]] = {"train": {"w": Part("w", "value")}}
     training_steps = ()
     single_exchange = False
 
@@ -73,9 +78,30 @@ class NumPyClients(Algorithm):
         def at(self, round: int) -> Self:
             return self.model_copy(update={"config": {"server_round": round, **self.config}})
 
+    def __init__(self, hyper: Any, task: Task):
+        # Training mode is a matter of the user's clients.
+        super().__init__(hyper, replace(task, train_mode=None))
+        self.names = _names(task.module)
+        buffers = dict(task.module.named_buffers())
+        self.buffers = {name: buffers[name].detach().clone() for name in self.names if name in buffers}
+        if self.buffers:
+            self.parts = {"train": {**self.parts["train"], BUFFERS: Part(BUFFERS, "opaque")}}
+
+    def incompatibility(self) -> str | None:
+        mode = getattr(self.task.module, "train_mode", None)
+        if mode is not None and mode.buffers and mode.policy != "average":
+            return "task.model.buffers: the server averages all arrays that clients return; set it to average"
+        return None
+
+    def init_server(self) -> Tree:
+        return {"w": self.task.init(), **({BUFFERS: self.buffers} if self.buffers else {})}
+
+    def evaluate_params(self, server: Tree) -> Tree:
+        return {**server["w"], **server.get(BUFFERS, {})}
+
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self._exchange(self.train, server, cohort, weighted_by=EXAMPLES)
-        return {"w": result.up["w"]}
+        return {"w": result.up["w"], **({BUFFERS: _typed(result.up[BUFFERS], self.buffers)} if self.buffers else {})}
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
         test, held_out = yield from super().evaluate(server, cohort)
@@ -95,7 +121,7 @@ class NumPyClients(Algorithm):
     def _exchange(self, step: ClientStep, server: Tree, cohort: Cohort, weighted_by: str | None = None) -> Exchange:
         return Exchange(
             step,
-            {"w": server["w"]},
+            server,
             cohort.clients,
             local_inputs={"population": torch.tensor(cohort.population)},
             local_inputs_per_client={"id": torch.from_numpy(cohort.clients)},
@@ -105,10 +131,15 @@ class NumPyClients(Algorithm):
 
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         with _seeded(data.key), _named(hp.client_fn):
-            answer = _client(hp, down).fit(_arrays(down["w"]), dict(hp.config))
+            answer = _client(hp, down).fit(self._arrays(down), dict(hp.config))
         parameters, examples, numbers = _parts(answer, f"`fit` of {hp.client_fn}", "parameters")
-        w = _tree(parameters, down["w"], hp.client_fn)
-        return StepResult({"w": w}, state, {**numbers, EXAMPLES: torch.tensor(examples)}, w)
+        model = self._tree(parameters, self.evaluate_params(down), hp.client_fn)
+        up = {"w": {name: model[name] for name in down["w"]}}
+        if self.buffers:
+            # Whole numbers, such as a number of mini-batches, are averaged as 64-bit floats.
+            own = {name: model[name] for name in self.buffers}
+            up[BUFFERS] = {name: value if value.is_floating_point() else value.double() for name, value in own.items()}
+        return StepResult(up, state, {**numbers, EXAMPLES: torch.tensor(examples)}, model)
 
     def evaluate_own(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Client step after a round: the client's own `evaluate`, if it has one."""
@@ -116,10 +147,50 @@ class NumPyClients(Algorithm):
             client = _client(hp, down)
             if not callable(getattr(client, "evaluate", None)):
                 return {}, state, {}
-            answer = client.evaluate(_arrays(down["w"]), dict(hp.config))
+            answer = client.evaluate(self._arrays(down), dict(hp.config))
         loss, examples, numbers = _parts(answer, f"`evaluate` of {hp.client_fn}", "loss")
         numbers |= _numbers({"loss": loss, EXAMPLES: examples})
         return {}, state, {name + OWN: value for name, value in numbers.items()}
+
+    def _arrays(self, down: Tree) -> list[np.ndarray]:
+        model = self.evaluate_params(down)
+        return [model[name].detach().cpu().numpy().copy() for name in self.names]
+
+    def _tree(self, parameters: Any, like: Tree, client_fn: str) -> Tree:
+        """Names the arrays that `fit` returns. Raises ContractError if they are not those of the model."""
+        arrays = [np.asarray(array) for array in parameters]
+        shapes = [tuple(like[name].shape) for name in self.names]
+        if [array.shape for array in arrays] != shapes:
+            returned = ", ".join(str(array.shape) for array in arrays)
+            raise ContractError(
+                f"`fit` of {client_fn} returns arrays of shapes {returned}, but those of task.model have shapes "
+                f"{', '.join(map(str, shapes))}; return the values of `state_dict()` in its order, without frozen "
+                "parameters",
+                FACTORY,
+            )
+        # A parameter that is in the model under several names has the value under the first one.
+        named = dict(zip(reversed(self.names), reversed(arrays), strict=True))
+        return {name: torch.from_numpy(np.array(named[name])).to(leaf) for name, leaf in like.items()}
+
+
+def _names(module: nn.Module) -> list[str]:
+    """Names of the arrays that a client receives, in the order of `state_dict`: trainable parameters and buffers.
+
+    A parameter that layers share has one name, as often as `state_dict` has it.
+    """
+    parameters = {id(parameter): name for name, parameter in trainable(module).items()}
+    state = module.state_dict(keep_vars=True).items()
+    names = [parameters.get(id(value), name) for name, value in state]
+    buffers = {name for name, _ in module.named_buffers()}
+    return [name for name in names if name in buffers or name in parameters.values()]
+
+
+def _typed(means: Tree, like: Tree) -> Tree:
+    """Means with the types of `like`; whole numbers are rounded."""
+    return {
+        name: (value if like[name].is_floating_point() else value.round()).to(like[name].dtype)
+        for name, value in means.items()
+    }
 
 
 def _factory(dotted: str) -> Callable[..., Any]:
@@ -189,27 +260,6 @@ def _located(error: Exception) -> str:
 
 def _described(answer: Any) -> str:
     return f"{type(answer).__name__} of {len(answer)}" if isinstance(answer, tuple | list) else type(answer).__name__
-
-
-def _arrays(w: Tree) -> list[np.ndarray]:
-    return [leaf.detach().cpu().numpy().copy() for leaf in w.values()]
-
-
-def _tree(parameters: Any, like: Tree, client_fn: str) -> Tree:
-    """Names the arrays that `fit` returns. Raises ContractError if they are not those of the model."""
-    arrays = [np.asarray(array) for array in parameters]
-    shapes = [tuple(leaf.shape) for leaf in like.values()]
-    if [array.shape for array in arrays] != shapes:
-        returned = ", ".join(str(array.shape) for array in arrays)
-        raise ContractError(
-            f"`fit` of {client_fn} returns arrays of shapes {returned}, but the parameters of task.model have shapes "
-            f"{', '.join(map(str, shapes))}; return them in the order of named_parameters",
-            FACTORY,
-        )
-    return {
-        name: torch.from_numpy(np.array(array)).to(leaf)
-        for (name, leaf), array in zip(like.items(), arrays, strict=True)
-    }
 
 
 def _parts(answer: Any, what: str, first: str) -> tuple[Any, float, dict[str, Tensor]]:

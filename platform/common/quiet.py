@@ -1,8 +1,9 @@
 """Hides warnings of libraries from the user; warnings of the user's own code stay visible."""
 
+import logging
 import warnings
 
-LIBRARIES = r"(torch|numpy|optuna|ray|mlflow|pydantic|lightning|sqlalchemy|alembic|sklearn|matplotlib)(\.|$)"
+LIBRARIES = r"(torch|numpy|optuna|ray|mlflow|pydantic|lightning|sqlalchemy|alembic|sklearn|matplotlib|tqdm)(\.|$)"
 """Pattern of the modules of libraries whose warnings are ignored."""
 
 OWN = r"hedgerow\."
@@ -29,3 +30,5 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("ignore", module=module, append=True)
     for text in TEXTS:
         warnings.filterwarnings("ignore", message=text, append=True)
+    # In a notebook, Ray logs that ipywidgets is missing.
+    logging.getLogger("ray.widgets").setLevel(logging.WARNING)

@@ -17,7 +17,6 @@ RECORDED: tuple[str, ...] = (
     "seed",
     "seeds",
     "rounds",
-    "participation",
     "clients_per_round",
     "output",
     "algorithm",

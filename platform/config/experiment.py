@@ -12,6 +12,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.measures import Scoring
@@ -301,7 +302,6 @@ class Experiment(Section):
     """One experiment: task, algorithm, rounds, resources, tracking."""
 
     rules = EXPERIMENT_RULES
-    alternatives = (("participation", "clients_per_round"),)
     rivals = (("seed", "seeds"),)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run and prefix of its folder")
@@ -310,10 +310,9 @@ class Experiment(Section):
         None, min_length=1, description="in place of `seed`: run the experiment once for each of these; null: one run"
     )
     rounds: int = Field(ge=1, description="number of communication rounds")
-    participation: float | None = Field(
-        0.1, gt=0, le=1, description="fraction of the clients that take part in a round; null: use clients_per_round"
+    clients_per_round: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | Literal["all"] = Field(
+        0.1, description="clients that take part in a round: their number, a fraction of all clients below 1, or all"
     )
-    clients_per_round: int | None = Field(None, ge=1, description="clients in a round, in place of `participation`")
     task: TaskConfig
     algorithm: AlgorithmConfig = Field(description="training algorithm and its settings")
     aggregation: AggregationConfig = AggregationConfig()
@@ -366,6 +365,15 @@ class Experiment(Section):
         if self.seeds:
             values.pop("seed", None)
         return values
+
+    @field_validator("clients_per_round", mode="before")
+    @classmethod
+    def _is_a_number_or_a_fraction(cls, value: Any) -> Any:
+        # 1.0 may mean one client or all of them.
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if value == "all" or is_number or (isinstance(value, float) and 0 < value < 1):
+            return value
+        raise PydanticCustomError("clients", "Input should be a number of clients, a fraction between 0 and 1, or all")
 
     @field_validator("output")
     @classmethod
@@ -499,11 +507,10 @@ class Experiment(Section):
         return own or self._clients_per_round(population)
 
     def _clients_per_round(self, population: int) -> int:
-        if self.task.partition.is_stream:
+        count = self.clients_per_round
+        if count == "all" or self.task.partition.is_stream:
             return population
-        if self.participation is None:
-            return self.clients_per_round or 1
-        return max(1, round(self.participation * population))
+        return count if isinstance(count, int) else max(1, round(count * population))
 
     def sample_size(self, population: int) -> int:
         """Number of clients sampled for a round; more than the cohort if the simulation loses some."""

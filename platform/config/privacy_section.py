@@ -12,7 +12,7 @@ from hedgerow.platform.privacy.accounting import Accountant, PrivacyAccount, mul
 
 class Privacy(Section):
     """User-level differential privacy: clipped updates, Gaussian noise on their sum, and cohorts in which each client
-    takes part independently, with the probability `participation` (McMahan et al., 2018).
+    takes part independently, with the same probability (McMahan et al., 2018).
     """
 
     clip: float = Field(gt=0, description="S, maximum norm of an update over all of its parts")

@@ -49,8 +49,7 @@ class _Asynchronous(Section):
     concurrency: int | None = Field(
         None,
         ge=1,
-        description="number of clients that work at any time; null: as many as `participation` or `clients_per_round` "
-        "says",
+        description="number of clients that work at any time; null: as many as `clients_per_round` says",
     )
 
 

@@ -19,7 +19,8 @@ class WandbLogger(Logger):
             import wandb
         except ModuleNotFoundError:
             raise UserError(
-                "tracking.also: wandb is not installed; run pip install 'hedgerow[wandb]', or remove it"
+                "tracking.also: wandb is not installed; run `uv pip install -e '.[wandb]'` in Hedgerow's folder, or "
+                "remove it"
             ) from None
         self.wandb: Any = wandb
         self.place = {"project": project, "entity": entity, "mode": mode}

@@ -242,7 +242,7 @@ def _import(package: str) -> Any:
     except ImportError as error:
         raise UserError(
             f"task.model: it needs the package `{package}`, which cannot be imported ({one_line(error)}); install it "
-            "with `pip install 'hedgerow[huggingface]'`"
+            "with `uv pip install -e '.[huggingface]'` in Hedgerow's folder"
         ) from None
 
 

@@ -120,5 +120,6 @@ def _required() -> Iterator[None]:
         yield
     except ImportError:
         raise UserError(
-            "privacy: accounting needs the package dp-accounting; install it with `pip install hedgerow[privacy]`"
+            "privacy: accounting needs the package dp-accounting; install it with "
+            "`uv pip install -e '.[privacy]'` in Hedgerow's folder"
         ) from None

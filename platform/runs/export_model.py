@@ -44,7 +44,8 @@ def check_target(file: Path) -> None:
             import onnxscript  # noqa: F401
         except ImportError:
             raise UserError(
-                f"{file}: ONNX needs further packages; install them: pip install 'hedgerow[onnx]'"
+                f"{file}: ONNX needs further packages; install them with `uv pip install -e '.[onnx]'` in Hedgerow's "
+                "folder"
             ) from None
 
 

@@ -76,7 +76,7 @@ class FinishedSeries:
     @property
     def row(self) -> dict[str, Any]:
         """Row of the table over seeds: each number with its interval."""
-        row: dict[str, Any] = {"experiment": self.name, "seeds": ", ".join(map(str, self.seeds))}
+        row: dict[str, Any] = {"experiment": self.name, "seeds": len(self.seeds)}
         for name in summary_row(self.runs[0].summary):
             cost = f"transmissions_{name}" if name.startswith("to_") else name
             if name.startswith("to_") and cost not in self.estimates:

@@ -85,7 +85,7 @@ def build_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     if (sampled := experiment.sample_size(len(partition))) > len(partition):
         raise UserError(
             f"simulation.over_selection: {sampled} sampled clients per round exceed the population of "
-            f"{len(partition)}; lower it or participation"
+            f"{len(partition)}; lower it or clients_per_round"
         )
     return partition
 

@@ -162,7 +162,7 @@ COMPOSITION_RULES = (
 CLIENT_RULES = (
     Rule(
         lambda b: b.takes_all_clients and b.e.cohort_size(len(b.partition)) < len(b.partition),
-        "participation: {name} needs all clients in every round; set it to 1.0",
+        "clients_per_round: {name} needs all clients in every round; set it to all",
     ),
     Rule(
         lambda b: b.e.simulation and b.takes_all_clients,
@@ -192,7 +192,7 @@ EVALUATION_RULES = (
     ),
     Rule(
         lambda b: b.is_scored_personally and not b.partition.holds_out,
-        f"task.partition.holdout: {OWN_MODELS}; raise it until every client has some",
+        f"task.partition.client_test_fraction: {OWN_MODELS}; raise it until every client has some",
     ),
     Rule(
         lambda b: b.is_scored_personally and not b.e.evaluation.clients,
@@ -205,8 +205,8 @@ EVALUATION_RULES = (
     ),
     Rule(
         lambda b: "validation" in b.inner.needs and not b.partition.splits()["validation"].sizes.all(),
-        "task.partition.validation: every client needs validation samples with {name}, for its upper level or as the "
-        "server's own samples; raise it",
+        "task.partition.upper_level_fraction: {name} needs samples of every client for its upper level, or as the "
+        "server's clean samples; raise it",
     ),
     Rule(
         lambda b: b.e.task.validation and not b.algorithm.task.is_scored,
@@ -219,10 +219,11 @@ EVALUATION_RULES = (
     ),
     Rule(
         lambda b: (
-            getattr(b.e.task.partition, "validation", 0.0) and not ("validation" in b.inner.needs or b.e.task.problem)
+            getattr(b.e.task.partition, "upper_level_fraction", 0.0)
+            and not ("validation" in b.inner.needs or b.e.task.problem)
         ),
-        "task.partition.validation: {name} does not use it; remove it, or set `task.validation` to hold back samples "
-        "for choosing hyperparameters",
+        "task.partition.upper_level_fraction: {name} does not use it; remove it, or set `task.validation` to hold "
+        "back samples for choosing hyperparameters",
     ),
     Rule(
         lambda b: len(b.partition.rows("public")) < b.inner.public_samples and str(len(b.partition.rows("public"))),

@@ -64,10 +64,10 @@ def run_text(folder: RunFolder) -> str:
 
 def sentence(record: dict[str, Any], experiment: Experiment) -> str:
     """Sentence about the algorithm and the task of a run. record: its run.json."""
-    task, clients, share = experiment.task, _clients(experiment), experiment.participation
+    task, clients, share = experiment.task, _clients(experiment), experiment.clients_per_round
     who = f"{clients} clients by `{task.partition.kind}`" if clients else f"`{task.partition.kind}`"
     data = data_name(record, experiment)
-    part = f"{short_percent(share)} of them" if share is not None else f"{experiment.clients_per_round} of them"
+    part = f"{short_percent(share) if isinstance(share, float) else share} of them"
     return (
         f"**{experiment.algorithm.name}** learns `{getattr(task.model, 'name', '')}` on `{data}`: {who}"
         f"{f', {part} in a round' if clients else ''}, {experiment.rounds} rounds, seed {experiment.seed}.\n"

@@ -26,6 +26,9 @@ ROWS = 60
 LEVELS = 8
 """Number of shades of a heat map."""
 
+SCALE = 26.0
+"""Height of the scale of shades above a heat map."""
+
 HEIGHT = 300.0
 """Height of a chart on a page, whose width is plotting.WIDTH."""
 
@@ -142,6 +145,8 @@ def lines(
                 marker="o" if len(x) == 1 else None,
                 gid=TIP + one.label,
                 label=one.label,
+                # A single point is often at the edge.
+                clip_on=len(x) > 1,
                 zorder=2 + 0.5**rank,
                 **style,
             )
@@ -227,7 +232,8 @@ def histogram(
                 bar.set_gid(f"{TIP}{label}, {between}: {tick(value)}")
         axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.06 * most))
 
-    keys = {label: index + i for i, label in enumerate(groups)}
+    # The axis names a single group of the same name.
+    keys = {label: index + i for i, label in enumerate(groups) if label != y_label}
     text = f"{y_label} by {x_label}; the largest bin has {tick(most)}."
     return Chart(title, draw, keys, text, _table(x_label, bins, groups))
 
@@ -235,17 +241,28 @@ def histogram(
 def heat(
     title: str, counts: Sequence[Sequence[int]], names: Sequence[str], x_label: str, y_label: str = "", note: str = ""
 ) -> Chart:
-    """Heat map of counts by column (named by x_label) and row (a class). Larger counts have stronger colours."""
+    """Heat map of counts by column (named by x_label) and row (a class), below a scale of its shades from light to
+    dark: larger counts are darker.
+    """
     array = np.array(counts)
     # Square root: on a linear scale, a few large counts would leave all others pale.
     levels = np.ceil(LEVELS * np.sqrt(array / (array.max() or 1))).astype(int)
     every = max(1, -(-len(names) // 20))
+    row = min(22.0, max(3.0, 400.0 / len(names)))
+    top = len(names) - 0.5 + SCALE / row
 
     def draw(axes: Any) -> None:
-        from matplotlib.patches import PathPatch
+        from matplotlib.patches import PathPatch, Rectangle
         from matplotlib.path import Path
 
         _frame(axes, x_label, y_label, whole=True)
+        wide, high = 0.05 * len(array), 9.0 / row
+        for level in range(1, LEVELS + 1):
+            corner = (len(array) * 0.25 + level * wide, top - high)
+            axes.add_patch(Rectangle(corner, wide, high, facecolor=ACCENT, alpha=level / LEVELS, linewidth=0))
+        style = {"va": "center", "color": SOFT, "fontsize": "small"}
+        axes.text(0.29 * len(array), top - high / 2, "1", ha="right", **style)
+        axes.text(0.71 * len(array), top - high / 2, f"{array.max()} samples", **style)
         for level in range(1, LEVELS + 1):
             corners = np.argwhere(levels == level)
             if len(corners):
@@ -255,13 +272,12 @@ def heat(
         ticks = range(0, len(names), every)
         axes.set_yticks(ticks, [str(names[i])[:9] for i in ticks])
         axes.grid(False)
-        axes.set(xlim=(-0.5, len(array) - 0.5), ylim=(-0.5, len(names) - 0.5))
+        axes.set(xlim=(-0.5, len(array) - 0.5), ylim=(-0.5, top))
 
     text = f"Samples per {x_label} and class, of {len(array)} columns: up to {array.max()}."
     columns = {str(name): column.tolist() for name, column in zip(names, array.T, strict=True)}
     data = _table(x_label, range(len(array)), columns) if len(names) <= 40 else None
-    height = 60 + len(names) * min(22.0, max(3.0, 400.0 / len(names)))
-    return Chart(title, draw, {}, text, data, f"{note} The strongest colour: {array.max()} samples.".strip(), height)
+    return Chart(title, draw, {}, text, data, note, 60 + SCALE + len(names) * row)
 
 
 def late_start(drawn: Sequence[Series]) -> float | None:

@@ -32,16 +32,16 @@ NEEDS: dict[str, dict[str, Any]] = {
     "teacher": {"task": {"teacher": {"model": {"name": "mlp", "hidden": [100]}, "epochs": 5}}},
     "feature_maps": {"task": {"model": MAPS, "teacher": {"model": MAPS | {"channels": [16, 32]}}}},
     "early_exit": {"task": {"model": {**MAPS, "name": "resnet_exit", "exit_after": 1}}},
-    "all_clients": {"participation": 1.0, "task": {"partition": {"clients": 10}}},
-    "is_personal": {"task": {"partition": {"clients": 20, "holdout": 0.3}}},
+    "all_clients": {"clients_per_round": "all", "task": {"partition": {"clients": 10}}},
+    "is_personal": {"task": {"partition": {"clients": 20, "client_test_fraction": 0.3}}},
     "bilevel": {"task": {"problem": {"kind": "cleaning"}}},
     "cleaning": {"task": {"problem": {"kind": "cleaning"}}},
-    "validation": {"task": {"partition": {"validation": 0.3}}},
+    "validation": {"task": {"partition": {"upper_level_fraction": 0.3}}},
     "public": {"task": {"public": {"samples": 640}}},
 }
 """Flag of an algorithm -> settings that its task needs."""
 
-FIRST = {"name", "rounds", "participation", "task", "algorithm", "lr", "epochs", "steps", "batch_size"}
+FIRST = {"name", "rounds", "clients_per_round", "task", "algorithm", "lr", "epochs", "steps", "batch_size"}
 """Keys that a short file has in any case, besides those that the algorithm itself adds; others if not the default."""
 
 LISTED = {"algorithm": "algorithms", "data": "datasets", "partition": "partitions", "model": "models"}

@@ -26,6 +26,8 @@ PAGE_SETTINGS = {
     # Its job processes take longest to start.
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Packages of the server warn of each other.
+    "PYTHONWARNINGS": "ignore",
     # Modules in the working directory do not take the place of installed ones.
     "PYTHONSAFEPATH": "1",
 }

@@ -214,7 +214,7 @@ def _summary(groups: list[SeedGroup]) -> PageSection:
             unused |= name.startswith("best_") and group.first.values["evaluation"].get("test") == "end"
             if name in known and not (unused or name.startswith("to_")):
                 row[name] = group.mean(name) if name in COSTS else MeanStd.known([one.get(name) for one in results])
-        row["seeds"] = ", ".join(map(str, group.seeds))
+        row["seeds"] = len(group.seeds)
         if not all_finished:
             row["status"] = ", ".join(dict.fromkeys(str(run.record.get("status", "-")) for run in group.runs))
         rows.append(row)

@@ -26,7 +26,7 @@ from hedgerow.searchspaces.spaces.search_section import (
 from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
 
 SEARCHABLE = (
-    *("algorithm", "task.model", "task.partition", "seed", "participation", "clients_per_round"),
+    *("algorithm", "task.model", "task.partition", "seed", "clients_per_round"),
     *("aggregation", "transforms", "objective", "fedex", "simulation", "schedule", "privacy", "engine"),
 )
 """Keys that may differ between the trials of a search; all trials share data, rounds, evaluation and resources."""

@@ -187,7 +187,7 @@ def _check_trials(spec: SearchSpec, dataset: Dataset) -> None:
 
 def _shape(experiment: Experiment) -> str:
     """Fingerprint of the settings that decide whether an experiment fits its data."""
-    keys = {"task", "seed", "participation", "clients_per_round", "fedex", "simulation", "schedule", "privacy"}
+    keys = {"task", "seed", "clients_per_round", "fedex", "simulation", "schedule", "privacy"}
     values = experiment.model_dump(mode="json", include=keys) | {"algorithm": experiment.algorithm.name}
     hyper = experiment.hyper
     blank = hyper.with_floats(dict.fromkeys(hyper.floats())).model_dump(mode="json", warnings=False)

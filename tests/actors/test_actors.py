@@ -31,13 +31,13 @@ def test_states_and_control_variates(tmp_path, name):
 @pytest.mark.exhaustive("processes")
 def test_two_levels(tmp_path):
     settings = {
-        "participation": 1.0,
+        "clients_per_round": "all",
         "algorithm": section("fedbioacc"),
         "task__partition": {
             "kind": "iid",
             "clients": 6,
             "samples_per_client": 40,
-            "validation": 0.3,
+            "upper_level_fraction": 0.3,
             "label_noise": 0.4,
         },
         "task__problem": {"kind": "cleaning"},
@@ -57,12 +57,12 @@ def test_two_levels(tmp_path):
 @pytest.mark.exhaustive("processes")
 def test_compressed_hypergradients(tmp_path):
     settings = {
-        "participation": 1.0,
+        "clients_per_round": "all",
         "rounds": 2,
         "algorithm": {**ESTIMATORS["topk"], "lr": 0.1},
         "task__partition": {
             **{"kind": "iid", "clients": 6, "samples_per_client": 40},
-            **{"validation": 0.3, "label_noise": 0.4},
+            **{"upper_level_fraction": 0.3, "label_noise": 0.4},
         },
         "task__problem": {"kind": "cleaning", "weights": "clipped"},
     }
@@ -104,10 +104,10 @@ def test_personal_models(tmp_path):
 def test_sketches_of_their_own(tmp_path):
     def ran(name, **resources):
         wanted = {
-            **{"name": name, "rounds": 2, "participation": 0.7, "output": str(tmp_path / name)},
+            **{"name": name, "rounds": 2, "clients_per_round": 0.7, "output": str(tmp_path / name)},
             "task": {
                 "data": {"name": "digits"},
-                "partition": {"kind": "dirichlet", "clients": 6, "alpha": 1.0, "holdout": 0.2},
+                "partition": {"kind": "dirichlet", "clients": 6, "alpha": 1.0, "client_test_fraction": 0.2},
                 "model": {"name": "logreg"},
             },
             "algorithm": {"name": "fedsep", "sketch_size": 20, "sketch": "own", "steps": 2},

@@ -82,7 +82,7 @@ def test_a_process_that_is_killed_is_replaced_with_the_same_bits(tmp_path):
     slow, log_file = tmp_path / "slow", tmp_path / "clients"
     slow.touch()
     settings = {"rounds": 40, "algorithm__slow_file": str(slow), "resources": {"actors": 2, "cpus_per_actor": 0.5}}
-    settings |= {"participation": 1.0, "engine": {"mode": "loop"}, "checkpoints": {"every": 1000}}
+    settings |= {"clients_per_round": "all", "engine": {"mode": "loop"}, "checkpoints": {"every": 1000}}
     experiment = small(tmp_path / "runs", **settings, algorithm__log_file=str(log_file))
     process, log = command(tmp_path, experiment)
 

@@ -42,7 +42,7 @@ class TestOnRay:
     def test_a_client_actor_killed_in_mid_round_changes_nothing(self, actors, tmp_path):
         death, log = tmp_path / "death", tmp_path / "log"
         settings = {
-            "participation": 1.0,
+            "clients_per_round": "all",
             "checkpoints__every": 100,
             "engine__mode": "loop",
             "engine__chunk": "auto",
@@ -66,7 +66,7 @@ class TestOnRay:
     def test_only_the_lost_share_of_clients_without_states_runs_again(self, tmp_path):
         death, log = tmp_path / "death", tmp_path / "log"
         death.touch()
-        settings = {"participation": 1.0, "engine__mode": "loop", "engine__chunk": "auto", "resources__actors": 2}
+        settings = {"clients_per_round": "all", "engine__mode": "loop", "engine__chunk": "auto", "resources__actors": 2}
         named = {"name": "toys.Counted", "epochs": 2, "batch_size": 8}
         calm, disturbed = one_by_one(
             small(tmp_path / "calm", algorithm=named | {"log_file": str(tmp_path / "other")}, **settings),

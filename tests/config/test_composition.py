@@ -15,7 +15,7 @@ from hedgerow.searchspaces.spaces.search_file import load_search
 COMMON = """\
 name: common
 rounds: 20
-participation: 0.5
+clients_per_round: 0.5
 task:
   data: {name: digits}
   partition: {kind: dirichlet, clients: 20, alpha: 0.3}
@@ -62,8 +62,7 @@ def test_sections_are_merged_lists_and_sections_of_another_kind_are_replaced(her
 
 
 def test_a_key_replaces_the_keys_that_exclude_it(here):
-    own = resolved(here, "base: common.yaml\nclients_per_round: 4\nalgorithm: {steps: 3}")
-    assert (own["participation"], own["clients_per_round"]) == (None, 4)
+    own = resolved(here, "base: common.yaml\nalgorithm: {steps: 3}")
     assert (own["algorithm"]["epochs"], own["algorithm"]["steps"]) == (None, 3)
     (here / "common.yaml").write_text(COMMON.replace("lr: 0.1", "epochs: 5"))
     own = resolved(here, "base: common.yaml\nalgorithm: {steps: 3}")
@@ -170,7 +169,7 @@ def test_a_run_from_another_folder_reads_the_files_next_to_its_own_and_so_does_i
             "partition": {"kind": "iid", "clients": 4},
             "model": {"name": "nets_apart.build"},
         },
-        "participation": 1.0,
+        "clients_per_round": "all",
         "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 5},
         "resources": {"executor": "inline"},
         "checkpoints": {"every": 1},

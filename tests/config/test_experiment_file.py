@@ -104,7 +104,8 @@ def test_a_file_that_is_no_text(tmp_path):
 
 GOOD_FILES = {
     "as it is": GOOD,
-    "clients per round": change(("participation: 0.1", "clients_per_round: 7")),
+    "clients per round": change(("clients_per_round: 0.1", "clients_per_round: 7")),
+    "all clients": change(("clients_per_round: 0.1", "clients_per_round: all")),
     "steps": change(("epochs: 2", "steps: 5")),
     "fedprox": change(("name: fedavg", "name: fedprox\n  mu: 1e-5")),
     "server": add("aggregation: {server_optimizer: {optimizer: yogi, lr: 3e-2, tau: 1E-9}}"),
@@ -170,7 +171,7 @@ def test_numbers_are_read_as_everybody_means_them(tmp_path, number):
 
 
 def test_whole_numbers_may_stand_for_floats_and_are_grouped_with_underscores(tmp_path):
-    experiment = load_experiment(write(tmp_path, change(("lr: 0.1", "lr: 1"), ("100\np", "1_000\np"))))
+    experiment = load_experiment(write(tmp_path, change(("lr: 0.1", "lr: 1"), ("100\nc", "1_000\nc"))))
     assert (experiment.algorithm.lr, experiment.rounds) == (1.0, 1000)
     assert isinstance(experiment.algorithm.lr, float)
 
@@ -277,7 +278,8 @@ def test_mistakes_of_all_sections_are_listed_together(tmp_path):
         ("lr: 0.1", "learning_rate: 0.1"),
         ("rounds: 100", "num_rounds: 100"),
         ("clients: 100", "num_clients: 100"),
-        ("participation: 0.1", "fraction_fit: 0.1"),
+        ("clients_per_round: 0.1", "fraction_fit: 0.1"),
+        ("clients_per_round: 0.1", "participation: 0.1"),
         ("epochs: 2", "local_epochs: 2"),
         ("batch_size: 8", "batchsize: 8"),
     ],
@@ -286,21 +288,34 @@ def test_names_of_other_frameworks_are_known(tmp_path, ours, foreign):
     assert f"did you mean {ours.partition(':')[0]!r}?" in refusal(write(tmp_path, change((ours, foreign))))
 
 
+@pytest.mark.parametrize(
+    ("key", "ours"), [("holdout", "client_test_fraction"), ("validation", "upper_level_fraction"), ("unbalanced", "")]
+)
+def test_keys_of_a_partition_under_another_name_are_refused(tmp_path, key, ours):
+    sentence = refusal(write(tmp_path, change(("    alpha: 0.3", f"    alpha: 0.3\n    {key}: 0.2"))))
+    hint = f"; did you mean {ours!r}?" if ours else ""
+    assert f":11: task.partition.{key} is not a key here{hint} (allowed: alpha, " in sentence
+
+
 def test_an_override_without_set_is_recognised(tmp_path):
     write(tmp_path, GOOD)
     assert refusal(Path("algorithm.lr=0.5")).endswith("did you mean --set algorithm.lr=0.5?")
 
 
+@pytest.mark.parametrize(("value", "clients"), [(7, 7), (0.07, 7), (0.001, 1), (1, 1), ("all", 100)])
+def test_clients_per_round_is_a_number_a_fraction_or_all(tmp_path, value, clients):
+    assert load_experiment(write(tmp_path, GOOD), [f"clients_per_round={value}"]).cohort_size(100) == clients
+
+
 def test_setting_one_of_two_alternatives_resets_the_other(tmp_path):
     path = write(tmp_path, GOOD + "objective: {kind: robustness, alpha: 0.5}\n")
-    changed = load_experiment(path, ["clients_per_round=3", "algorithm.steps=5", "objective.limit=0.1"])
-    assert (changed.participation, changed.clients_per_round) == (None, 3)
+    changed = load_experiment(path, ["algorithm.steps=5", "objective.limit=0.1"])
     assert (changed.algorithm.epochs, changed.algorithm.steps) == (None, 5)
     assert (changed.objective.alpha, changed.objective.limit) == (None, 0.1)
     assert "give either `epochs` or `steps`" in refusal(path, "algorithm.steps=5", "algorithm.epochs=1")
-    values, _, _ = _values(load_experiment(path), {"clients_per_round": 3})
-    assert parse_experiment(values).participation is None
-    plain = with_overrides(yaml.safe_load(GOOD), {"algorithm.steps": 5, "clients_per_round": 3})
+    values, _, _ = _values(load_experiment(path), {"algorithm.steps": 3})
+    assert parse_experiment(values).algorithm.epochs is None
+    plain = with_overrides(yaml.safe_load(GOOD), {"algorithm.steps": 5})
     assert parse_experiment(plain).algorithm.epochs is None
 
 

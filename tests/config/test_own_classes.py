@@ -79,10 +79,10 @@ class Backbone(HyperRepresentationProblem):
 VALUES = {
     "name": "own",
     "rounds": 4,
-    "participation": 0.5,
+    "clients_per_round": 0.5,
     "task": {
         "data": {"name": "mine.Blobs", "samples": 400},
-        "partition": {"kind": "mine.Sizes", "clients": 8, "holdout": 0.25},
+        "partition": {"kind": "mine.Sizes", "clients": 8, "client_test_fraction": 0.25},
         "model": {"name": "mlp", "hidden": [8]},
     },
     "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 8},
@@ -212,7 +212,7 @@ def test_mistakes_in_the_module_are_one_among_others(here):
 
 def test_a_problem_of_ones_own(here):
     task = VALUES["task"] | {
-        "partition": {"kind": "mine.Sizes", "clients": 4, "validation": 0.3},
+        "partition": {"kind": "mine.Sizes", "clients": 4, "upper_level_fraction": 0.3},
         "problem": {"kind": "mine.Backbone"},
     }
     values = VALUES | {"task": task, "rounds": 2, "algorithm": {"name": "fedbio", "batch_size": 8}}

@@ -128,7 +128,9 @@ def test_misspelt_keys_fail_in_the_schema_and_in_the_loader(path):
 
 WRONG: list[tuple[tuple[str, ...], Any]] = [
     (("rounds",), 0),
-    (("participation",), 1.5),
+    (("clients_per_round",), 1.5),
+    (("clients_per_round",), 0),
+    (("clients_per_round",), "al"),
     (("name",), "a b"),
     (("algorithm", "lr"), 0),
     (("algorithm", "name"), "fedavgg"),

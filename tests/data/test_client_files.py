@@ -221,7 +221,7 @@ def test_what_is_no_hdf5_file_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"is not an HDF5 file of TensorFlow Federated \(it cannot be opened\)"):
         load_dataset(source("stackoverflow", path=".", clients=1), tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"h5py, which is not installed; install it with `pip install 'hedgerow\[hdf5"):
+    with pytest.raises(UserError, match=r"h5py, which is not installed; install it with `uv pip install -e '.\[hdf5"):
         load_dataset(source("stackoverflow", path=".", clients=1), tmp_path)
 
 
@@ -229,9 +229,9 @@ def test_what_is_no_hdf5_file_is_refused(tmp_path, monkeypatch):
 
 
 def test_personal_models_are_scored_on_the_users_own_test_samples(tmp_path):
-    """No `holdout`: the personal method takes the test samples that the files give to each user."""
+    """No `client_test_fraction`: the personal method takes the test samples that the files give to each user."""
     experiment = parse_experiment({
-        "name": "posts", "rounds": 2, "participation": 1.0, "output": str(tmp_path / "runs"),
+        "name": "posts", "rounds": 2, "clients_per_round": "all", "output": str(tmp_path / "runs"),
         "task": {
             "data": posts(tmp_path), "partition": {"kind": "natural"},
             "model": {"name": "char_lstm", "hidden": 4, "layers": 1, "embedding": 3},

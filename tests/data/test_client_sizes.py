@@ -140,7 +140,7 @@ def test_sizes_that_do_not_fit_are_refused(options, sentence):
 def test_wrong_keys_are_refused_with_their_place(partition, sentence):
     with pytest.raises(UserError, match=sentence) as error:
         parse_experiment({
-            "name": "x", "rounds": 1, "participation": 1.0,
+            "name": "x", "rounds": 1, "clients_per_round": "all",
             "task": {
                 "data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 3, **partition},
                 "model": {"name": "logreg"},

@@ -106,7 +106,7 @@ def test_splits_of_the_data_set_are_not_followed():
     data = replace(base, x_test=base.x_train, y_test=base.y_train, splits=np.zeros(len(base.y_train), np.uint8))
     partition = {"kind": "acid", "clients": 2, "labels_per_client": 2, "train": 10, "test": 4}
     experiment = parse_experiment({
-        "name": "x", "rounds": 1, "participation": 1.0,
+        "name": "x", "rounds": 1, "clients_per_round": "all",
         "task": {"data": {"name": "digits"}, "partition": partition, "model": {"name": "logreg"},
                  "validation": {"fraction": 0.2, "from": "server"}},
         "algorithm": {"name": "fedavg"},

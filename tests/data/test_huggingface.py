@@ -156,7 +156,7 @@ def test_mistakes_are_refused_in_one_sentence(home, tmp_path, settings, sentence
 def test_without_the_package_it_is_said_what_to_install(home, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     sentence = refusal(home, name="huggingface", path="one", features="vector", test_fraction=0.3)
-    assert "install it with `pip install 'hedgerow[huggingface]'`" in sentence
+    assert "install it with `uv pip install -e '.[huggingface]'`" in sentence
 
 
 def test_a_run_learns_from_it(home, tmp_path):

@@ -38,7 +38,7 @@ def split_sizes(partition):
 def built(data, **task):
     partition = {"kind": "natural", **task.pop("partition", {})}
     experiment = parse_experiment({
-        "name": "x", "rounds": 1, "participation": 1.0,
+        "name": "x", "rounds": 1, "clients_per_round": "all",
         "task": {"data": {"name": "digits"}, "partition": partition, "model": {"name": "logreg"}, **task},
         "algorithm": {"name": "fedavg"},
     })  # fmt: skip
@@ -73,14 +73,17 @@ def test_training_samples_are_drawn_as_without_test_samples(data):
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"holdout": 0.5}, {"train": [3, 2, 1], "validation": [0, 1, 1], "held_out": [3, 2, 2]}),
-        ({"validation": 0.4}, {"train": [4, 3, 2], "validation": [2, 2, 2], "held_out": [2, 2, 2]}),
-        ({"holdout": 0.25, "validation": 0.5}, {"train": [1, 2, 1], "validation": [3, 2, 2], "held_out": [2, 1, 1]}),
+        ({"client_test_fraction": 0.5}, {"train": [3, 2, 1], "validation": [0, 1, 1], "held_out": [3, 2, 2]}),
+        ({"upper_level_fraction": 0.4}, {"train": [4, 3, 2], "validation": [2, 2, 2], "held_out": [2, 2, 2]}),
+        (
+            {"client_test_fraction": 0.25, "upper_level_fraction": 0.5},
+            {"train": [1, 2, 1], "validation": [3, 2, 2], "held_out": [2, 1, 1]},
+        ),
         ({"group": 2}, {"train": [10, 3], "validation": [1, 1], "held_out": [4, 2]}),
     ],
 )
 def test_keys_of_the_file_replace_splits_of_the_data(data, keys, expected):
-    """`holdout` takes the place of the clients' own test samples, `validation` that of their validation samples."""
+    """`client_test_fraction` replaces the clients' test samples, `upper_level_fraction` their validation samples."""
     _, partition = built(data, partition=keys)
     assert split_sizes(partition) == expected
     assert len(set(partition.order)) == len(partition.order)

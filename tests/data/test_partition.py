@@ -73,14 +73,14 @@ def test_natural_clients_keep_their_samples():
     assert [sorted(partition.samples(k)) for k in range(3)] == [[2, 4], [0, 1, 5], [3]]
 
 
-def test_holdout_keeps_a_share_of_each_client():
-    partition = draw(IID(clients=100, holdout=0.25))
+def test_client_test_fraction_keeps_a_share_of_each_client():
+    partition = draw(IID(clients=100, client_test_fraction=0.25))
     assert (partition.sizes == 600).all()
     assert (partition.train_sizes == 450).all()
 
 
 def test_validation_is_a_third_part():
-    partition = draw(IID(clients=100, holdout=0.25, validation=0.5))
+    partition = draw(IID(clients=100, client_test_fraction=0.25, upper_level_fraction=0.5))
     splits = partition.splits()
     assert (splits["train"].sizes == 150).all()
     assert (splits["validation"].sizes == 300).all()
@@ -92,8 +92,8 @@ def test_validation_is_a_third_part():
     assert (pool.rows("validation") == parts[1]).all()
 
 
-def test_validation_by_class_moves_samples_for_validation_alone():
-    own, by_class = (draw(IID(clients=10, validation=0.1, validation_by=by)) for by in ("client", "class"))
+def test_upper_level_by_class_moves_upper_level_samples_alone():
+    own, by_class = (draw(IID(clients=10, upper_level_fraction=0.1, upper_level_by=by)) for by in ("client", "class"))
     assert (own.rows("train") == by_class.rows("train")).all()
     assert sorted(own.rows("validation")) == sorted(by_class.rows("validation"))
     starts, sizes = by_class.splits()["validation"]
@@ -105,7 +105,7 @@ def test_validation_by_class_moves_samples_for_validation_alone():
 
 @pytest.mark.parametrize("noise", [0.4, [0.2, 0.9]])
 def test_label_noise_replaces_labels_for_training(noise):
-    partition = draw(IID(clients=10, samples_per_client=500, validation=0.1, label_noise=noise))
+    partition = draw(IID(clients=10, samples_per_client=500, upper_level_fraction=0.1, label_noise=noise))
     wrong = partition.labels != MNIST_LIKE
     shares = [wrong[partition.samples(k)[:450]].mean() for k in range(10)]
     if noise == 0.4:

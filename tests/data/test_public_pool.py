@@ -29,7 +29,7 @@ def drawn(config, data=DATA, samples=30, seed=0):
 @pytest.mark.parametrize(
     "config",
     [
-        IID(clients=5, holdout=0.2, validation=0.2),
+        IID(clients=5, client_test_fraction=0.2, upper_level_fraction=0.2),
         Dirichlet(clients=5, alpha=0.3),
         Labels(clients=8, labels_per_client=2),
         Natural(),
@@ -124,7 +124,7 @@ def test_samples_of_another_data_set_lie_behind_the_own():
 
 
 def values(public, algorithm="feddf", **task):
-    settings = {"name": "x", "rounds": 1, "participation": 1.0, "algorithm": {"name": algorithm}}
+    settings = {"name": "x", "rounds": 1, "clients_per_round": "all", "algorithm": {"name": algorithm}}
     base = {"data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 5}, "model": {"name": "mlp"}}
     return {**settings, "task": {**base, "public": public, **task}}
 

@@ -161,7 +161,7 @@ def test_the_model_learns_from_a_play(tmp_path):
     text = "".join(f"ROLE {i}:\n{(words[i % 2] * 20).strip()}\n\n" for i in range(4))
     (tmp_path / "play.txt").write_text(text)
     experiment = parse_experiment({
-        "name": "play", "rounds": 8, "participation": 1.0, "output": str(tmp_path / "runs"),
+        "name": "play", "rounds": 8, "clients_per_round": "all", "output": str(tmp_path / "runs"),
         "task": {
             "data": {"name": "text", "path": "play.txt", "clients": 4, "length": 10, "samples": 120},
             "partition": {"kind": "natural"}, "model": {"name": "char_lstm", "hidden": 16, "layers": 1},

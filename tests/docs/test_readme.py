@@ -100,8 +100,8 @@ def test_the_shown_algorithm_is_fedavg(tmp_path, monkeypatch, clients_per_round)
     for kind in (Shown, FedAvg):
         run = run_inline(
             kind, problem.task, problem.dataset, problem.partition,
-            {"lr": 0.4, "steps": 10, "batch_size": None}, rounds=20, participation=None,
-            clients_per_round=clients_per_round, engine=EngineConfig(mode="vmap", chunk=clients_per_round),
+            {"lr": 0.4, "steps": 10, "batch_size": None}, rounds=20, clients_per_round=clients_per_round,
+            engine=EngineConfig(mode="vmap", chunk=clients_per_round),
             evaluation=Evaluation(every=1000, clients=0, model="clients"),
         )  # fmt: skip
         list(run)

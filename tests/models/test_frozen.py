@@ -35,10 +35,16 @@ def experiment(name, hyper, model="toys.FrozenFirst", mode="vmap", **more):
         "name": "frozen",
         "seed": 5,
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5, "holdout": 0.2, "samples_per_client": 40},
+            "partition": {
+                "kind": "dirichlet",
+                "clients": 6,
+                "alpha": 0.5,
+                "client_test_fraction": 0.2,
+                "samples_per_client": 40,
+            },
             "model": {"name": model},
         },
         **without_slots({"name": name.partition("-")[0], **hyper}),
@@ -51,7 +57,7 @@ def experiment(name, hyper, model="toys.FrozenFirst", mode="vmap", **more):
         values["task"]["teacher"] = {"model": {"name": model}, "epochs": 1}
     if name == "fedbio":
         values["task"]["problem"] = {"kind": "cleaning"}
-        values["task"]["partition"]["validation"] = 0.3
+        values["task"]["partition"]["upper_level_fraction"] = 0.3
     return parse_experiment(values)
 
 

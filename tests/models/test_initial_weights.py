@@ -23,7 +23,7 @@ def experiment(model, output="runs", rounds=1, **more):
     values = {
         "name": "weights",
         "rounds": rounds,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": 3, "samples_per_client": 20},

@@ -38,7 +38,7 @@ def experiment(model, algorithm="fedavg", mode="loop", buffers="average", client
         "name": "mode",
         "seed": 3,
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             # 21 samples in mini-batches of 8: the last one of an epoch is padded.

@@ -49,7 +49,7 @@ def experiment(model, mode="loop", **task):
         "name": "text",
         "seed": 3,
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {**data, "predict": "all" if is_lm else "last"},
             "partition": {"kind": "natural"},
@@ -230,7 +230,7 @@ def test_an_architecture_is_given_once(model):
 @pytest.mark.parametrize("package", ["transformers", "peft"])
 def test_a_missing_package_is_named(package, root, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"the package `{package}`, .* `pip install 'hedgerow\[huggingface\]'`"):
+    with pytest.raises(UserError, match=rf"the package `{package}`, .* `uv pip install -e '.\[huggingface\]'`"):
         fresh(lm(lora=LORA), root)
 
 

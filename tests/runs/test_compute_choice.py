@@ -22,7 +22,7 @@ from hedgerow.searchspaces.spaces.search_file import parse_search
 FILE = {
     "name": "chosen",
     "rounds": 3,
-    "participation": 0.5,
+    "clients_per_round": 0.5,
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5, "samples_per_client": 20},

@@ -14,7 +14,7 @@ from hedgerow.platform.common.errors import UserError
 FILE = {
     "name": "own",
     "rounds": 3,
-    "participation": 1.0,
+    "clients_per_round": "all",
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "iid", "clients": 4, "samples_per_client": 30},
@@ -144,7 +144,7 @@ def test_own_code_that_fails_in_a_later_round_ends_the_run_with_its_place(kind, 
 
 
 def test_a_metric_that_needs_many_samples_is_not_refused(own):
-    partition = {**FILE["task"]["partition"], "holdout": 0.0}
+    partition = {**FILE["task"]["partition"], "client_test_fraction": 0.0}
     result = own(
         task={**FILE["task"], "partition": partition, "metrics": [{"name": "own_failing.many", "mode": "max"}]},
         evaluation={"clients": 0},

@@ -58,7 +58,7 @@ def values(output: Path, **changes) -> dict:
     return {
         "name": "passed",
         "rounds": 4,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {"partition": {"kind": "iid", "clients": 6}},
         "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": 4},
         "resources": {"executor": "inline"},
@@ -168,7 +168,7 @@ class Slow(hedgerow.FedAvg):
         return hedgerow.StepResult({{"w": hedgerow.lerp(down["w"], w, hp.factor)}}, {{}}, {{"loss": loss}}, w)
 
 values = {{
-    "name": "script", "rounds": 3, "participation": 1.0, "output": {str(tmp_path)!r},
+    "name": "script", "rounds": 3, "clients_per_round": "all", "output": {str(tmp_path)!r},
     "task": {{"partition": {{"kind": "iid", "clients": 4}}}},
     "algorithm": {{"lr": 0.1, "batch_size": 4}}, "tracking": {{"enabled": False}},
     "engine": {{"mode": "loop"}}, "resources": {{"actors": 2}},

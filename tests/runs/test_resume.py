@@ -68,7 +68,7 @@ def _rounds(folder: Path) -> int:
 def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(tmp_path, mode):
     data = blobs()
     settings = {
-        "participation": 0.5, "rounds": 8, "engine": EngineConfig(mode=mode, chunk="auto" if mode == "loop" else 2),
+        "clients_per_round": 0.5, "rounds": 8, "engine": EngineConfig(mode=mode, chunk="auto" if mode == "loop" else 2),
     }  # fmt: skip
     hyper = {"lr": 0.1, "batch_size": 8, "clip_norm": 0.5, "pull": 0.3}
 

@@ -15,7 +15,7 @@ from hedgerow.searchspaces.spaces.search_file import parse_search
 FILE = {
     "name": "edited",
     "rounds": 3,
-    "participation": 0.5,
+    "clients_per_round": 0.5,
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5, "samples_per_client": 20},
@@ -81,7 +81,7 @@ def test_only_edits_that_determine_numbers_are_refused(stopped, calm):
         ("algorithm.batch_size", 8, 9, "algorithm.batch_size (8 -> 9) differs"),
         ("transforms.0.norm", 1.0, 2.0, "transforms.0.norm (1.0 -> 2.0) differs"),
         ("seed", 0, 1, "seed (0 -> 1) differs"),
-        ("participation", 0.5, 0.6, "participation (0.5 -> 0.6) differs"),
+        ("clients_per_round", 0.5, 0.6, "clients_per_round (0.5 -> 0.6) differs"),
         ("task.partition.alpha", 0.5, 5.0, "task.partition.alpha (0.5 -> 5.0) differs"),
         ("aggregation.weighting", None, "uniform", "aggregation.weighting (null -> uniform) differs"),
         ("evaluation.every", 1, 2, "evaluation.every (1 -> 2) differs"),

@@ -97,7 +97,7 @@ def test_tensors_of_the_model_that_are_buffers_are_loaded_too():
 @pytest.mark.parametrize("adapt", ["maml", "proto"])
 def test_personal_models_predict_for_their_client(adapt, tmp_path):
     personal = {"name": "per_fedavg", "adapt": adapt, "batch_size": 4}
-    finished, dataset, partition = run(tmp_path, algorithm=personal, task__partition__holdout=0.3)
+    finished, dataset, partition = run(tmp_path, algorithm=personal, task__partition__client_test_fraction=0.3)
     own = partition.splits()["held_out"]
     scores = []
     for client, (start, size) in enumerate(zip(own.offsets, own.sizes, strict=True)):

@@ -116,7 +116,7 @@ def test_scratch_state_lasts_from_one_exchange_to_the_next_and_ends_with_the_rou
 
 @pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])
 def test_a_stack_has_every_answer_in_the_order_of_the_clients(engine):
-    run = run_inline(Stacker, small_task(DATA), DATA, RAGGED, {}, rounds=1, engine=engine, participation=0.7)
+    run = run_inline(Stacker, small_task(DATA), DATA, RAGGED, {}, rounds=1, engine=engine, clients_per_round=0.7)
     next(run)
     values = run.server["stack"].numpy().ravel() - 100
     assert (np.diff(values) > 0).all()
@@ -128,7 +128,7 @@ def test_a_stack_has_every_answer_in_the_order_of_the_clients(engine):
 @pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])
 def test_client_states_persist_for_those_who_took_part(engine):
     run = run_inline(Stateful, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, rounds=4, engine=engine,
-                     participation=0.5)  # fmt: skip
+                     clients_per_round=0.5)  # fmt: skip
     records = list(run)
     assert float(run.states.read(np.arange(6))["times"].sum()) == sum(r["participants"] for r in records)
 
@@ -165,7 +165,7 @@ def test_the_ledger_equals_the_hand_count():
     task = small_task(DATA)
     size = sum(p.numel() for p in task.init().values())
     assert size == 6 * 8 + 8 + 8 * 3 + 3
-    run = run_inline(FedAvg, task, DATA, RAGGED, {}, rounds=3, participation=0.5)
+    run = run_inline(FedAvg, task, DATA, RAGGED, {}, rounds=3, clients_per_round=0.5)
     for number, record in enumerate(run, start=1):
         assert record["scalars_down"] == record["scalars_up"] == 3 * size
         assert record["bytes_down"] == record["bytes_up"] == 4 * 3 * size

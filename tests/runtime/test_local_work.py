@@ -62,7 +62,7 @@ def coordinator(**algorithm):
     values = {
         "name": "work",
         "rounds": 2,
-        "participation": 0.4,
+        "clients_per_round": 0.4,
         "task": {
             "data": {"name": "digits", "test_fraction": 0.5},
             "partition": {"kind": "dirichlet", "clients": 10, "alpha": 0.5, "samples_per_client": 30},

@@ -73,10 +73,10 @@ def values(tmp_path, monkeypatch):
     return {
         "name": "all",
         "rounds": 2,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5, "holdout": 0.2},
+            "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5, "client_test_fraction": 0.2},
             "model": {"name": "mlp", "hidden": [16]},
             "metrics": [*NAMED, {"name": "own_metrics.number", "args": {"factor": 2.0}, "mode": "min"}],
             "validation": {"fraction": 0.1},

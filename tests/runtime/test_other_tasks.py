@@ -157,7 +157,7 @@ TASK = {
 FILE = {
     "name": "other",
     "rounds": 2,
-    "participation": 1.0,
+    "clients_per_round": "all",
     "task": {**TASK, "loss": "mse"},
     "algorithm": {"name": "fedavg", "lr": 0.05, "batch_size": 20},
     "resources": {"executor": "inline"},
@@ -291,7 +291,7 @@ def test_wrong_losses_and_metrics_are_refused_in_a_sentence(own, task, more, mes
 
 def test_data_cleaning_minimises_the_cross_entropy_only(own):
     task = {"data": {"name": "digits"}, "model": {"name": "logreg"}, "problem": {"kind": "cleaning"},
-            "partition": {"kind": "iid", "clients": 3, "validation": 0.2, "label_noise": 0.2},
+            "partition": {"kind": "iid", "clients": 3, "upper_level_fraction": 0.2, "label_noise": 0.2},
             "loss": "own_scores.pinball", "metrics": []}  # fmt: skip
     with pytest.raises(UserError, match=r"task\.loss: cleaning minimises the cross-entropy; set it to cross_entropy"):
         check(parse_experiment({**FILE, "task": task, "algorithm": {"name": "fedbio"}}), None)

@@ -177,7 +177,7 @@ def test_client_actors_halve_their_chunk_as_well(tmp_path, step):
         "resources": {"executor": "ray", "actors": 2},
         "algorithm__name": "toys.Hungry",
         "algorithm__step": step,
-        "participation": 1.0,
+        "clients_per_round": "all",
     }
     halved = run(small(tmp_path / "halved", **settings, engine=chunks(step, 4)))
     given = run(small(tmp_path / "given", **settings, engine=chunks(step, 2)))

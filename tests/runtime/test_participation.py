@@ -163,7 +163,7 @@ def test_a_clients_capacity_does_not_depend_on_who_is_lost():
 
 @pytest.mark.parametrize("algorithm", [FedAvg, Stateful, TwoPhases])
 def test_clients_that_are_all_in_time_change_nothing(algorithm):
-    settings = {"rounds": 3, "participation": 1.0 if algorithm is TwoPhases else 0.5}
+    settings = {"rounds": 3, "clients_per_round": "all" if algorithm is TwoPhases else 0.5}
     plain = inline(algorithm, **settings)
     simulated = inline(algorithm, simulation=simulation(deadline=1e9), **settings)
     records, others = without_clock(list(plain)), without_clock(list(simulated))
@@ -208,7 +208,7 @@ def test_every_exchange_of_a_round_takes_its_time():
 
 def test_clients_that_lose_a_round_keep_their_states():
     wanted = simulation(availability={"kind": "bernoulli", "probability": 0.7}, dropout=0.3, over_selection=2.0)
-    run = inline(Stateful, {"batch_size": 8}, rounds=8, participation=0.5, simulation=wanted)
+    run = inline(Stateful, {"batch_size": 8}, rounds=8, clients_per_round=0.5, simulation=wanted)
     records = list(run)
     for record in records:
         assert record["participants"] + sum(record[name] for name in LOST) == 6
@@ -221,7 +221,7 @@ def test_clients_that_lose_a_round_keep_their_states():
 def test_the_ledger_charges_what_the_lost_received_and_nothing_that_they_sent():
     size = sum(p.numel() for p in small_task(DATA).init().values())
     wanted = simulation(availability={"kind": "bernoulli", "probability": 0.7}, dropout=0.3, over_selection=2.0)
-    run, before = inline(FedAvg, rounds=8, participation=0.5, simulation=wanted), 0.0
+    run, before = inline(FedAvg, rounds=8, clients_per_round=0.5, simulation=wanted), 0.0
     for record in run:
         assert record["scalars_up"] == record["participants"] * size
         assert record["scalars_down"] == (6 - record["unavailable"]) * size
@@ -249,14 +249,14 @@ def test_when_everybody_is_lost_the_server_stays_as_it_is():
 
 def test_a_run_that_goes_on_loses_the_same_clients(tmp_path):
     def start(folder):
-        settings = {"rounds": 8, "participation": 0.5, "simulation": simulation(**EVERYTHING)}
+        settings = {"rounds": 8, "clients_per_round": 0.5, "simulation": simulation(**EVERYTHING)}
         return inline(Stateful, {"batch_size": 8}, folder=folder, **settings)
 
     check_resuming(start, 3, tmp_path)
 
 
 def test_a_pack_loses_the_clients_that_each_would_lose_alone():
-    settings = {"rounds": 4, "participation": 0.5, "simulation": simulation(**EVERYTHING)}
+    settings = {"rounds": 4, "clients_per_round": 0.5, "simulation": simulation(**EVERYTHING)}
     hypers = [{"pull": pull, "batch_size": 8} for pull in (0.0, 0.3)]
     packed = pack(Stateful, hypers, **settings)
     list(packed)
@@ -270,7 +270,7 @@ def test_a_pack_loses_the_clients_that_each_would_lose_alone():
 
 
 def test_the_share_of_three_workers_loses_the_same_clients():
-    settings = {"rounds": 4, "participation": 0.5, "simulation": simulation(**EVERYTHING)}
+    settings = {"rounds": 4, "clients_per_round": 0.5, "simulation": simulation(**EVERYTHING)}
     one, three = (inline(Stateful, {"batch_size": 8}, **settings) for _ in range(2))
     three.executor.parts = 3
     for record, other in zip(without_clock(list(one)), without_clock(list(three)), strict=True):
@@ -293,7 +293,7 @@ def test_a_search_over_clients_that_are_lost(ray_here, tmp_path):
 
 def refused(**values) -> str:
     wanted = {
-        "name": "x", "rounds": 2, "participation": 0.5,
+        "name": "x", "rounds": 2, "clients_per_round": 0.5,
         "task": {"data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 10}, "model": {"name": "logreg"}},
         "algorithm": {"name": "fedavg"},
     } | values  # fmt: skip
@@ -313,7 +313,7 @@ def test_what_cannot_be_simulated_is_refused():
         simulation={}, algorithm={"name": "central"}
     )
     assert "simulation: stem needs all clients in every round; remove it" in refused(
-        simulation={}, algorithm={"name": "stem"}, participation=1.0
+        simulation={}, algorithm={"name": "stem"}, clients_per_round="all"
     )
     stream = {"kind": "stream", "tasks": 5, "train": 20, "test": 20}
     task = {"data": {"name": "digits"}, "partition": stream, "model": {"name": "logreg"}}

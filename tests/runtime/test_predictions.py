@@ -11,7 +11,7 @@ from hedgerow.platform.runtime.factory import check
 
 ROUNDS = 2
 FEDERATED = {"kind": "dirichlet", "clients": 6, "alpha": 0.3}
-HELD_OUT = {**FEDERATED, "holdout": 0.3}
+HELD_OUT = {**FEDERATED, "client_test_fraction": 0.3}
 STREAM = {"kind": "stream", "tasks": ROUNDS, "ways": 5, "train": 20, "test": 20}
 CASES = {
     "validation at the clients": ({"name": "fedavg"}, FEDERATED, {"fraction": 0.2, "from": "clients"}),
@@ -38,7 +38,7 @@ def evaluated(case: str, mode: str, tmp_path, keeps: bool = True) -> tuple[list[
     }
     if validation:
         values["task"]["validation"] = validation
-        values["participation"] = 1.0
+        values["clients_per_round"] = "all"
     if case == "slots":
         values["transforms"] = [{"kind": "clip", "norm": 0.5}]
     experiment = parse_experiment(values)

@@ -75,7 +75,7 @@ def experiment(folder, name="fedavg", **changes):
     values = {
         "name": "private",
         "rounds": 3,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "output": str(folder / "runs"),
         "task": TASK,
         "algorithm": {"name": name, "lr": 0.1, "epochs": 1, "batch_size": 10},
@@ -99,15 +99,15 @@ def test_methods_are_private_by_the_same_section(name, tmp_path):
 
 def test_without_noise_and_clip_and_with_all_clients_it_is_the_plain_run(tmp_path):
     private = {"clip": 1e9, "noise_multiplier": 0.0, "delta": 1e-3}
-    bare = run(experiment(tmp_path / "bare", participation=1.0, privacy=None))
-    same = run(experiment(tmp_path / "same", participation=1.0, privacy=private))
+    bare = run(experiment(tmp_path / "bare", clients_per_round="all", privacy=None))
+    same = run(experiment(tmp_path / "same", clients_per_round="all", privacy=private))
     assert same.records[-1]["test_loss"] == pytest.approx(bare.records[-1]["test_loss"], rel=1e-6)
     assert same.records[-1]["epsilon"] == math.inf
 
 
 def test_a_round_without_clients_is_noise_alone(tmp_path):
     seed = next(seed for seed in range(1000) if not len(poisson_clients(seed, 1, 10, 0.1)))
-    changes = {"seed": seed, "rounds": 1, "participation": 0.1}
+    changes = {"seed": seed, "rounds": 1, "clients_per_round": 0.1}
     silent = {"clip": 0.5, "noise_multiplier": 0.0, "delta": 1e-3}
     noisy = run(experiment(tmp_path / "noisy", **changes))
     still = run(experiment(tmp_path / "still", **changes, privacy=silent))
@@ -169,7 +169,7 @@ def test_two_workers_equal_one(tmp_path):
 def test_server_memory_takes_a_round_without_clients(name, tmp_path):
     seed = next(seed for seed in range(1000) if not len(poisson_clients(seed, 1, 10, 0.1)))
     engine = {"mode": "vmap", "chunk": 2}
-    finished = run(experiment(tmp_path, name, seed=seed, rounds=2, participation=0.1, engine=engine))
+    finished = run(experiment(tmp_path, name, seed=seed, rounds=2, clients_per_round=0.1, engine=engine))
     assert finished.records[0]["participants"] == 0
     assert all(np.isfinite(values).all() for values in finished.parameters.values())
 
@@ -182,7 +182,7 @@ def test_models_that_send_no_statistics_are_private(model, tmp_path):
 
 def test_accounting_without_its_package_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(UserError, match=r"install it with `pip install hedgerow\[privacy\]`"):
+    with pytest.raises(UserError, match=r"install it with `uv pip install -e '.\[privacy\]'` in Hedgerow's folder"):
         run(experiment(tmp_path, privacy={"clip": 1, "noise_multiplier": 1.2345, "delta": 1e-3, "accountant": "rdp"}))
 
 

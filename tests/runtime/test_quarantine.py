@@ -10,7 +10,7 @@ from hedgerow.platform.runtime.server import MOST_QUARANTINED
 
 
 def server(tmp_path):
-    experiment = small(tmp_path, participation=1.0, **INLINE)
+    experiment = small(tmp_path, clients_per_round="all", **INLINE)
     return build_coordinator([experiment], *check(experiment, None), [tmp_path / "run" / "checkpoints"]).servers[0]
 
 

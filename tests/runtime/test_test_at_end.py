@@ -19,7 +19,7 @@ def settings(output, **changes) -> dict:
     values = {
         "name": "small",
         "rounds": 6,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},
@@ -49,7 +49,7 @@ def scores_of(record: dict) -> dict:
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold"])
 def test_all_other_numbers_are_those_of_a_run_that_scores_them_in_every_evaluation(tmp_path, name):
     task = settings(tmp_path)["task"]
-    task |= {"partition": task["partition"] | {"holdout": 0.2}}
+    task |= {"partition": task["partition"] | {"client_test_fraction": 0.2}}
     every, end = (run(small(tmp_path, test, task=task, algorithm={"name": name})) for test in ("every", "end"))
     for one, other in zip(every.records, end.records, strict=True):
         scores = {} if one["round"] < 6 else scores_of(one)

@@ -34,7 +34,7 @@ def values(validation=None, algorithm=None, partition=None, **settings):
         **settings.pop("task", {}),
     }
     own = {"name": "fedavg", "steps": 2, "epochs": None, **(algorithm or {})}
-    base = {"name": "held-back", "rounds": 3, "participation": 0.4, "resources": {"executor": "inline"}}
+    base = {"name": "held-back", "rounds": 3, "clients_per_round": 0.4, "resources": {"executor": "inline"}}
     return {**base, "task": task, "algorithm": own, "tracking": {"enabled": False}, **settings}
 
 
@@ -53,7 +53,8 @@ def drawn(scheme, seed=0):
 
 
 @pytest.mark.parametrize(
-    "scheme", [IID(clients=5, holdout=0.2, validation=0.2), Dirichlet(clients=9, alpha=0.3), Natural()]
+    "scheme",
+    [IID(clients=5, client_test_fraction=0.2, upper_level_fraction=0.2), Dirichlet(clients=9, alpha=0.3), Natural()],
 )
 def test_shares_of_clients_are_no_longer_for_training(scheme):
     before, after = drawn(scheme), hold_back_shares(drawn(scheme), 0.3, 5)
@@ -141,14 +142,14 @@ METHODS = {
     "static": {"task": {"model": {"name": "mlp_static", "hidden": [8]}}},
     "pooled": {"algorithm": {"name": "central"}},
     "slots": {"algorithm": {"name": "fedavg"}, "transforms": [{"kind": "top_k", "entries": 20}]},
-    "stateful": {"algorithm": {"name": "feddyn"}, "participation": 1.0},
+    "stateful": {"algorithm": {"name": "feddyn"}, "clients_per_round": "all"},
     "average": {"algorithm": {"name": "feddyn"}, "evaluation": {"model": "clients"}},
-    "personal": {"algorithm": {"name": "pfldyn"}, "partition": {"holdout": 0.2}},
+    "personal": {"algorithm": {"name": "pfldyn"}, "partition": {"client_test_fraction": 0.2}},
     "bilevel": {
         "algorithm": {"name": "fedbio", "batch_size": 8},
-        "partition": {"validation": 0.3},
+        "partition": {"upper_level_fraction": 0.3},
         "task": {"problem": {"kind": "cleaning"}, "model": {"name": "logreg"}},
-        "participation": 1.0,
+        "clients_per_round": "all",
     },
     "distillation": {"algorithm": {"name": "feddf"}, "task": {"public": {"samples": 50}}},
     "early exit": {"algorithm": {"name": "fedhen"}, "task": {"model": {"name": "resnet_exit", **EXITS}}},
@@ -207,8 +208,8 @@ def test_runs_on_one_or_two_actors_and_resumed_runs_agree(tmp_path):
         (values({"fraction": 1e-5}), r"task\.validation\.fraction: 1e-05 of the clients' 899 training samples is no"),
         (values({"fraction": 1e-5, "from": "server"}), r"task\.validation\.fraction: 1e-05 of 899 training samples"),
         (
-            values(partition={"validation": 0.2}),
-            r"task\.partition\.validation: fedavg does not use it; remove it, or set",
+            values(partition={"upper_level_fraction": 0.2}),
+            r"task\.partition\.upper_level_fraction: fedavg does not use it; remove it, or set",
         ),
         (values(evaluation={"target_metric": "validation_loss"}), r"needs validation samples; set `task\.validation: "),
         (values({"fraction": 0.2, "from": "somewhere"}), "from.*server"),

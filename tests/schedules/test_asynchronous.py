@@ -156,7 +156,7 @@ STALE = {"dropped_out", "staleness_mean", "staleness_max", f"{COUNT}0"}
     ],
 )
 def test_equal_speeds_and_a_full_buffer_give_the_synchronous_run(kind, hyper):
-    settings = {"rounds": 4, "participation": 0.5, "simulation": simulation(bandwidth=1e3)}
+    settings = {"rounds": 4, "clients_per_round": 0.5, "simulation": simulation(bandwidth=1e3)}
     synchronous, other = inline(kind, hyper, **settings), inline(kind, hyper, schedule=schedule(buffer=6), **settings)
     for record, stale in zip(list(synchronous), list(other), strict=True):
         assert stale.keys() - record.keys() == STALE - {"dropped_out"}
@@ -195,7 +195,7 @@ def test_a_step_adds_the_mean_of_weighted_updates(transforms):
 
 def test_fedasync_that_takes_over_every_model_is_a_relay():
     # One client at work, and its model replaces the server's: a synchronous run with one client per round.
-    settings = {"rounds": 4, "participation": None, "clients_per_round": 1}
+    settings = {"rounds": 4, "clients_per_round": 1}
     relay = schedule(kind="fedasync", alpha=1.0)
     assert identical(model(done(inline(**settings))), model(done(inline(schedule=relay, **settings))))
 
@@ -207,7 +207,7 @@ def test_a_buffer_may_be_larger_than_the_population():
 
 def test_fedasync_mixes_the_arriving_model():
     # With alpha = 1 and no factor, the server's model is the last client's.
-    one = {"rounds": 5, "clients_per_round": 4, "participation": None, "simulation": simulation(**VARIED)}
+    one = {"rounds": 5, "clients_per_round": 4, "simulation": simulation(**VARIED)}
     mixed = schedule(kind="fedasync", alpha=0.3, staleness={"kind": "polynomial", "exponent": 1.0})
     run, models = inline(schedule=mixed, **one), [small_task(DATA).init()]
     replaced: list = []
@@ -235,7 +235,7 @@ def test_a_straggler_delays_an_asynchronous_server_less(capsys):
     settings = {"simulation": simulation(speed=speeds), "hyper": HYPER | {"lr": 0.01}}
     times = {}
     for name, own in {
-        "synchronous": {"rounds": 30, "participation": 1.0},
+        "synchronous": {"rounds": 30, "clients_per_round": "all"},
         "asynchronous": {"rounds": 60, "schedule": buffered(6, 12)},
     }.items():
         records = list(inline(**own, **settings))
@@ -266,7 +266,7 @@ def whole(mode="loop", **sections):
     values = {
         "name": "whole",
         "rounds": 4,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5, "samples_per_client": 21},
@@ -300,12 +300,12 @@ DROPPED = {"name": "mode_models.Dropped"}
         {"transforms": [{"kind": "top_k", "entries": 100, "error_feedback": False}]},
         {
             "algorithm": {"name": "per_fedavg", "batch_size": 8},
-            "task": {"partition": {"kind": "iid", "clients": 8, "holdout": 0.2}},
+            "task": {"partition": {"kind": "iid", "clients": 8, "client_test_fraction": 0.2}},
         },
         {
             "algorithm": {"name": "fedavg_oracle", "batch_size": 8},
             "task": {
-                "partition": {"kind": "iid", "clients": 8, "validation": 0.2, "label_noise": 0.4},
+                "partition": {"kind": "iid", "clients": 8, "upper_level_fraction": 0.2, "label_noise": 0.4},
                 "problem": {"kind": "cleaning"},
             },
         },
@@ -398,7 +398,7 @@ def test_clients_that_diverge_are_left_out():
 
 def refused(**values) -> str:
     wanted = {
-        "name": "x", "rounds": 2, "participation": 0.5,
+        "name": "x", "rounds": 2, "clients_per_round": 0.5,
         "task": {"data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 10}, "model": {"name": "logreg"}},
         "algorithm": {"name": "fedavg"},
         "schedule": {"kind": "fedbuff", "buffer": 2},

@@ -4,7 +4,7 @@ GOOD = """\
 name: digits-fedavg
 seed: 0
 rounds: 100
-participation: 0.1
+clients_per_round: 0.1
 task:
   data: {name: digits}
   partition:
@@ -109,7 +109,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "of another kind",
         change(("dirichlet", "iid")),
-        (":10: task.partition.alpha is not a key here (allowed: clients,",),
+        (":10: task.partition.alpha is not a key here (allowed: client_test_fraction,",),
     ),
     (
         "of another model",
@@ -154,8 +154,8 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         (":14: algorithm is missing its key 'name'", "one of " + ALGORITHMS[:-1]),
     ),
     # Values of the wrong type.
-    ("truth for rounds", change(("100\np", "true\np")), (":3: rounds must be a whole number, not true",)),
-    ("fraction of a round", change(("100\np", "2.5\np")), (":3: rounds must be a whole number, not 2.5",)),
+    ("truth for rounds", change(("100\nc", "true\nc")), (":3: rounds must be a whole number, not true",)),
+    ("fraction of a round", change(("100\nc", "2.5\nc")), (":3: rounds must be a whole number, not 2.5",)),
     ("whole float", change(("seed: 0", "seed: 1.0")), (":2: seed must be a whole number, not 1.0",)),
     ("octal", change(("seed: 0", "seed: 010")), (":2: seed must be a whole number, not '010'",)),
     ("time of day", change(("seed: 0", "seed: 1:30")), (":2: seed must be a whole number, not '1:30'",)),
@@ -191,12 +191,15 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     ("number for a model", "task: {model: 3}", (":1: task.model must be a section with keys, not 3", " mistakes\n  ")),
     ("text for an algorithm", "algorithm: fedavg", (":1: algorithm must be a section", "`algorithm: {name: fedavg}`")),
     # Values out of bounds.
-    ("no round", change(("100\np", "0\np")), (":3: rounds must be at least 1, not 0",)),
+    ("no round", change(("100\nc", "0\nc")), (":3: rounds must be at least 1, not 0",)),
     ("negative seed", change(("seed: 0", "seed: -1")), (":2: seed must be at least 0, not -1",)),
-    (
-        "participation above 1",
-        change(("participation: 0.1", "participation: 10")),
-        (":4: participation must be at most 1",),
+    *(
+        (
+            f"{value} for clients per round",
+            change(("clients_per_round: 0.1", f"clients_per_round: {value}")),
+            (f":4: clients_per_round must be a number of clients, a fraction between 0 and 1, or all, not {value}",),
+        )
+        for value in ("1.0", "0", "1.5", "true", "'any'", "null")
     ),
     ("no step", change(("lr: 0.1", "lr: 0")), (":16: algorithm.lr must be greater than 0, not 0",)),
     ("momentum 1", add("  momentum: 1"), (":19: algorithm.momentum must be less than 1, not 1",)),
@@ -353,7 +356,6 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         add("objective: {kind: stability, ratio: 2.0}"),
         (":19: objective.ratio is not a key here (allowed: alpha, detach_target, dual_lr, kind, limit, noise, temp",),
     ),
-    ("two participations", add("clients_per_round: 3"), (":1: give either `participation` or `clients_per_round`",)),
     (
         "epochs and steps",
         add("  steps: 3"),
@@ -376,7 +378,7 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
     # Several mistakes, reported in the order of the file.
     (
         "several",
-        change(("seed: 0", "seed: -1"), ("100\np", "0\np")),
+        change(("seed: 0", "seed: -1"), ("100\nc", "0\nc")),
         (": 2 mistakes\n  ", ":2: seed must be at least 0, not -1\n  ", ":3: rounds must be at least 1, not 0"),
     ),
     (

@@ -16,7 +16,11 @@ def on_blobs(name, kind="cleaning", mode=("vmap", 3), rounds=3, folder=None, **c
     """A run on five clients of different sizes."""
     noise = 0.4 if kind == "cleaning" else 0.0
     config = registries.partitions.section("iid")(
-        clients=5, sizes={"kind": "lognormal", "sigma": 0.5}, validation=0.3, holdout=0.2, label_noise=noise
+        clients=5,
+        sizes={"kind": "lognormal", "sigma": 0.5},
+        upper_level_fraction=0.3,
+        client_test_fraction=0.2,
+        label_noise=noise,
     )
     clients = config.draw(DATA.y_train, DATA.classes, None, 0)
     slots = dict(slots_of(change))

@@ -24,8 +24,12 @@ def task(seed=0):
     return Task(EarlyExit(2, 3, [4, 6], [1, 1], 1, 2), torch.zeros(()), torch.ones(()), sample_shape=(2, 6, 6))
 
 
-def run(name, mode=("loop", 1), rounds=3, folder=None, kind=None, participation=1.0, data=DATA, **hyper):
-    settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1]), "participation": participation}
+def run(name, mode=("loop", 1), rounds=3, folder=None, kind=None, clients_per_round="all", data=DATA, **hyper):
+    settings = {
+        "rounds": rounds,
+        "engine": EngineConfig(mode=mode[0], chunk=mode[1]),
+        "clients_per_round": clients_per_round,
+    }
     return run_inline(kind or algorithm_class(name), task(), data, CLIENTS, {**LOCAL, **hyper}, folder, **settings)
 
 

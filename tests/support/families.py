@@ -46,7 +46,7 @@ EVERYTHING = {
 INLINE = {"resources__executor": "inline"}
 POISON = {
     "rounds": 6,
-    "participation": 1.0,
+    "clients_per_round": "all",
     "algorithm__name": "toys.Poisonous",
     "algorithm__victim": 5,
     "engine__mode": "loop",

@@ -109,6 +109,10 @@ class Answering:
         return 0.5, self.scored, {}
 
 
+def echo_client_fn(cid):
+    return Answering(1, {})
+
+
 def bare_client_fn(cid):
     return object()
 
@@ -150,3 +154,33 @@ class FailingLater:
 
 def later_failing_client_fn(context):
     return FailingLater()
+
+
+class NormedNet(nn.Sequential):
+    """Batch norm between two layers, on images of 8 x 8."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 10))
+
+
+class NormedClient(DescentClient):
+    """A client with running statistics, which takes a number of steps of its own."""
+
+    def __init__(self, number: int):
+        rng = np.random.default_rng(number)
+        samples = 5 + 10 * number
+        self.x = torch.from_numpy(rng.random((samples, 1, 8, 8), np.float32))
+        self.y = torch.from_numpy(rng.integers(0, 10, samples))
+        self.module, self.lr, self.steps = NormedNet(), 0.3, number + 1
+
+    def fit(self, parameters, config):
+        self.module.train()
+        return super().fit(parameters, {"steps": self.steps})
+
+    def evaluate(self, parameters, config):
+        self.module.eval()
+        return super().evaluate(parameters, config)
+
+
+def normed_client_fn(cid):
+    return NormedClient(int(cid))

@@ -43,7 +43,7 @@ def experiment(name: str, **settings):
             "task": {
                 "data": {"name": "digits"},
                 "partition": {"kind": "dirichlet", "clients": 24, "alpha": 0.3, "samples_per_client": 20}
-                | {"sizes": {"kind": "lognormal", "sigma": 0.5}, "holdout": 0.2},
+                | {"sizes": {"kind": "lognormal", "sigma": 0.5}, "client_test_fraction": 0.2},
                 "model": {"name": "mlp", "hidden": [8]},
             },
             "algorithm": {"name": name} | ({} if "Phases" in name else {"lr": 0.1, "batch_size": 8, "epochs": 1}),

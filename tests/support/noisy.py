@@ -44,7 +44,7 @@ def noisy(
 ):
     """A run on four clients with wrong labels; the server validates on a fifth of their samples, with right labels."""
     config = kind or registries.partitions.section("iid")(
-        clients=4, sizes={"kind": "lognormal", "sigma": 0.3}, validation=0.2, label_noise=noise
+        clients=4, sizes={"kind": "lognormal", "sigma": 0.3}, upper_level_fraction=0.2, label_noise=noise
     )
     clients = config.draw(data.y_train, data.classes, None, 0)
     section = {"lr": 0.2, **({"steps": 3, "batch_size": 16} if "comm" in section["name"] else {}), **section}

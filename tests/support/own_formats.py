@@ -38,7 +38,7 @@ def experiment(data: dict, partition: dict | None = None, **changes) -> dict:
     return {
         "name": "own",
         "rounds": 3,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": data,
             "partition": partition or {"kind": "iid", "clients": 3},

@@ -17,7 +17,7 @@ ROUNDS = 400
 FILE = {
     "name": "killed",
     "rounds": ROUNDS,
-    "participation": 0.5,
+    "clients_per_round": 0.5,
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},

@@ -18,7 +18,7 @@ def small(output: Path, **settings) -> Experiment:
     values = {
         "name": "small",
         "rounds": 4,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},

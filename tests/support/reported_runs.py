@@ -18,7 +18,7 @@ def small(output: Path, name: str, seed: int, /, tracked: bool = False, fedex: d
             "validation": {"fraction": 0.2, "from": "clients"} if fedex else None,
         },
         "fedex": fedex,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "algorithm": {"name": "fedavg", "lr": 0.2, **algorithm},
         "evaluation": {"targets": [0.2, 0.99]},
         "resources": {"executor": "inline"},

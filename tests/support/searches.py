@@ -17,7 +17,7 @@ def plan(output: Path, **settings) -> SearchSpec:
     values: dict = {
         "name": "small",
         "rounds": ROUNDS,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5, "samples_per_client": 20},

@@ -82,7 +82,7 @@ def test_a_short_file_is_the_same_experiment(algorithm):
     assert {key for key in own if getattr(experiment.algorithm, key) is not None} <= yaml.safe_load(text)[
         "algorithm"
     ].keys()
-    assert {"name", "rounds", "participation", "task", "algorithm"} <= yaml.safe_load(text).keys()
+    assert {"name", "rounds", "clients_per_round", "task", "algorithm"} <= yaml.safe_load(text).keys()
 
 
 def test_editors_find_the_schema_that_lies_beside_it(here):

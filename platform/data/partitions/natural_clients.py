@@ -16,8 +16,9 @@ class Natural(SplitScheme):
     """The natural clients that the data set itself defines.
 
     If the data set divides the samples of each client into training, validation and test samples, clients keep this
-    division: `holdout` above 0 replaces a client's test samples by samples drawn from its training samples, and
-    `validation` above 0 its validation samples. The test set of all clients together stays the same.
+    division: `client_test_fraction` above 0 replaces a client's test samples by samples drawn from its training
+    samples, and `upper_level_fraction` above 0 its validation samples. The test set of all clients together stays the
+    same.
     """
 
     group: int = Field(1, ge=1, description="number of natural clients that make one client, in the order of their ids")
@@ -41,12 +42,12 @@ class Natural(SplitScheme):
         if self._takes_tests(dataset) and not dataset.lent:
             raise UserError(
                 "task.partition.kind: natural, with the test samples of each client, cannot be one of several kinds in "
-                "a search; set it alone, or hold samples out with `holdout`"
+                "a search; set it alone, or hold samples out with `client_test_fraction`"
             )
         return dataset.splits
 
     def _takes_tests(self, dataset: Dataset) -> bool:
-        return dataset.test_clients is not None and dataset.train_clients is not None and not self.holdout
+        return dataset.test_clients is not None and dataset.train_clients is not None and not self.client_test_fraction
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
@@ -75,12 +76,12 @@ class Natural(SplitScheme):
         """
         if splits is None or natural is None:
             return super().draw(labels, classes, natural, seed, lent)
-        stages = np.where((splits == 1) & (self.validation > 0), 0, splits)
+        stages = np.where((splits == 1) & (self.upper_level_fraction > 0), 0, splits)
         rows = np.flatnonzero(stages == 0)
         if not len(rows):
             raise UserError("task.data: no natural client has training samples; add them, or choose another partition")
         partition = super().draw(labels[rows], classes, natural[rows], seed)
-        own = np.flatnonzero((stages == 1) | (stages == 2) & (self.holdout == 0))
+        own = np.flatnonzero((stages == 1) | (stages == 2) & (self.client_test_fraction == 0))
         return _with_own(partition, rows, own, stages, natural, labels)
 
 

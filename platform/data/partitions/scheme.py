@@ -52,21 +52,24 @@ class PartitionScheme(Section):
 
 
 class SplitScheme(PartitionScheme):
-    """Scheme that splits the training set; clients may keep samples for validation and for their own evaluation.
+    """Scheme that splits the training set; clients may keep samples for an upper level and for their own tests.
 
     Subclasses implement `assign`, which returns the samples of each client.
     """
 
-    holdout: float = Field(0.0, ge=0, lt=1, description="share of its samples that each client keeps for evaluation")
-    validation: float = Field(
+    client_test_fraction: float = Field(
+        0.0, ge=0, lt=1, description="share of its samples that each client keeps to test models on: client_accuracy"
+    )
+    upper_level_fraction: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of its samples that each client keeps for validation: the upper level of bilevel problems",
+        description="share of its samples that each client keeps for the upper level of bilevel problems, and as the "
+        "clean samples of methods for noisy labels",
     )
-    validation_by: Literal["client", "class"] = Field(
+    upper_level_by: Literal["client", "class"] = Field(
         "client",
-        description="validation samples of each client: its own, or samples of as few classes as possible, dealt anew "
+        description="upper-level samples of each client: its own, or samples of as few classes as possible, dealt anew "
         "from those of all clients",
     )
 
@@ -82,12 +85,12 @@ class SplitScheme(PartitionScheme):
             "`label_noise` must be a share from 0 to 1, or [lowest, highest]",
         ),
         Rule(
-            lambda scheme: scheme.holdout + scheme.validation >= 1,
-            "`holdout` and `validation` leave no samples for training; lower them",
+            lambda scheme: scheme.client_test_fraction + scheme.upper_level_fraction >= 1,
+            "`client_test_fraction` and `upper_level_fraction` leave no samples for training; lower them",
         ),
         Rule(
-            lambda scheme: scheme.validation_by == "class" and not scheme.validation,
-            "`validation_by: class` needs `validation` above 0; raise it",
+            lambda scheme: scheme.upper_level_by == "class" and not scheme.upper_level_fraction,
+            "`upper_level_by: class` needs `upper_level_fraction` above 0; raise it",
         ),
     )
 
@@ -100,13 +103,13 @@ class SplitScheme(PartitionScheme):
 
     @property
     def class_keys(self) -> list[str]:
-        by_class = ["validation_by"] if self.validation_by == "class" else []
+        by_class = ["upper_level_by"] if self.upper_level_by == "class" else []
         return [*super().class_keys, *by_class, *(["label_noise"] if self.noise[1] else [])]
 
     def assign(
         self, labels: np.ndarray, classes: int, natural: np.ndarray | None, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        """Sample indices of each client, in the order in which they go to training, validation and holdout.
+        """Sample indices of each client, in the order in which they go to training, validation and held-out samples.
 
         labels: labels of the training samples. natural: their natural client ids, or None. rng: depends on the seed
         alone.
@@ -124,13 +127,15 @@ class SplitScheme(PartitionScheme):
                 "each client"
             )
         partition = self._kept(order.astype(np.int64), np.array([len(group) for group in groups], dtype=np.int64))
-        if self.validation_by == "class":
+        if self.upper_level_by == "class":
             partition = _validated_by_class(partition, labels)
         return _noisy(partition, labels, classes, self.noise, seed) if self.noise[1] else partition
 
     def _kept(self, order: np.ndarray, sizes: np.ndarray) -> Partition:
         """Builds the partition with validation and held-out samples. sizes: number of samples of each client."""
-        held_out, validation = (np.round(share * sizes).astype(np.int64) for share in (self.holdout, self.validation))
+        held_out, validation = (
+            np.round(share * sizes).astype(np.int64) for share in (self.client_test_fraction, self.upper_level_fraction)
+        )
         validation = np.minimum(validation, np.maximum(sizes - 1, 0))
         train = np.maximum(sizes - validation - held_out, np.minimum(sizes, 1))
         offsets = np.concatenate([[0], np.cumsum(sizes)])

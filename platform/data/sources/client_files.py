@@ -111,7 +111,7 @@ def _hdf5(file: Path) -> Any:
     except ImportError:
         raise UserError(
             f"task.data.path: {file} is read with h5py, which is not installed; install it with "
-            "`pip install 'hedgerow[hdf5]'`"
+            "`uv pip install -e '.[hdf5]'` in Hedgerow's folder"
         ) from None
     try:
         return h5py.File(file, "r")

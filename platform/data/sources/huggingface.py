@@ -102,7 +102,7 @@ class HuggingFace(Source):
         except ImportError:
             raise UserError(
                 "task.data.name: huggingface needs the package `datasets`; install it with "
-                "`pip install 'hedgerow[huggingface]'`"
+                "`uv pip install -e '.[huggingface]'` in Hedgerow's folder"
             ) from None
         path = root / self.path
         datasets.disable_progress_bars()

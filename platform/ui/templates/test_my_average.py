@@ -14,7 +14,7 @@ def learnt(folder: Path, name: str, mode: str = "vmap", **hyper: Any) -> dict[st
     values = {
         "name": "test",
         "rounds": 2,
-        "participation": 0.5,
+        "clients_per_round": 0.5,
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "dirichlet", "clients": 10, "alpha": 0.3},

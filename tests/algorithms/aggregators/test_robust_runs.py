@@ -32,7 +32,7 @@ EXPERIMENT = {
 CLEANING = {
     **EXPERIMENT["task"],
     "problem": {"kind": "cleaning"},
-    "partition": {"kind": "iid", "clients": 10, "validation": 0.2},
+    "partition": {"kind": "iid", "clients": 10, "upper_level_fraction": 0.2},
 }
 
 

@@ -188,7 +188,7 @@ def test_robust_rules_withstand_an_attack_that_the_mean_does_not():
 EXPERIMENT = {
     "name": "attacked",
     "rounds": 2,
-    "participation": 0.5,
+    "clients_per_round": 0.5,
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "iid", "clients": 10},

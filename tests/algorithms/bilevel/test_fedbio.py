@@ -51,10 +51,10 @@ def test_the_platform_runs_what_the_analysis_is_about(name):
     values = {
         "name": "quadratic",
         "rounds": 4,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "quadratic", "clients": 5, "samples": 2},
-            "partition": {"kind": "natural", "validation": 0.5},
+            "partition": {"kind": "natural", "upper_level_fraction": 0.5},
             "model": {"name": "quadratic"},
             "problem": {"kind": "quadratic"},
         },
@@ -146,10 +146,10 @@ def values(name="fedbio", kind="cleaning", **change):
     return {
         "name": "test",
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 5, "validation": 0.2},
+            "partition": {"kind": "iid", "clients": 5, "upper_level_fraction": 0.2},
             "model": {"name": "logreg"},
             "problem": {"kind": kind} if kind else None,
         },
@@ -179,7 +179,7 @@ def test_mistakes_in_the_file(wrong, sentence):
     [
         (
             {"partition": {"kind": "iid", "clients": 5}},
-            "task.partition.validation: every client needs validation samples",
+            "task.partition.upper_level_fraction: .* needs samples of every client",
         ),
         ({"problem": {"kind": "hyper_representation"}}, "a single layer, so choose mlp or cnn"),
     ],
@@ -194,11 +194,11 @@ def test_tasks_that_do_not_fit(change, sentence):
 
 
 def test_methods_that_need_everybody_refuse_fewer():
-    experiment = parse_experiment(values("fedbioacc", participation=0.5))
-    with pytest.raises(UserError, match="participation: fedbioacc needs all clients in every round"):
+    experiment = parse_experiment(values("fedbioacc", clients_per_round=0.5))
+    with pytest.raises(UserError, match="clients_per_round: fedbioacc needs all clients in every round"):
         check_task(experiment, *build_data(experiment, None))
     # All of them by their number is as good.
-    experiment = parse_experiment(values("fedbioacc", participation=None, clients_per_round=5))
+    experiment = parse_experiment(values("fedbioacc", clients_per_round=5))
     check_task(experiment, *build_data(experiment, None))
 
 
@@ -247,7 +247,7 @@ def test_a_personal_model_needs_samples_to_be_scored_on():
     wanted = values("fedbio_local", "hyper_representation")
     wanted["task"]["model"] = {"name": "mlp"}
     experiment = parse_experiment(wanted)
-    with pytest.raises(UserError, match=r"task.partition.holdout: with fedbio_local every client has"):
+    with pytest.raises(UserError, match=r"task.partition.client_test_fraction: with fedbio_local every client has"):
         check_task(experiment, *build_data(experiment, None))
 
 

@@ -218,12 +218,12 @@ def own_decoder(mode="vmap", encoder="neumann", **problem):
     return {
         "name": "own",
         "rounds": 3,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {
                 **{"kind": "labels", "clients": 5, "labels_per_client": 2, "samples_per_client": 60},
-                **{"validation": 0.3, "holdout": 0.2},
+                **{"upper_level_fraction": 0.3, "client_test_fraction": 0.2},
             },
             "model": {"name": "logreg"},
             "problem": {"kind": "own", "name": "own_decoder.Near", **problem},

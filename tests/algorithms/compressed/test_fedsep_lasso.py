@@ -270,7 +270,7 @@ def test_mistakes_are_sentences():
         wanted = {
             "name": "test",
             "rounds": 1,
-            "participation": 1.0,
+            "clients_per_round": "all",
             "task": {
                 "data": {"name": "digits"},
                 "partition": {"kind": "iid", "clients": 4},
@@ -286,7 +286,10 @@ def test_mistakes_are_sentences():
         ({"sketch_size": 1000}, "algorithm.sketch_size: 1000 is more than the model's 650 parameters"),
         ({"decode_lr": 1.0, "decode_lr_scale": 1.0}, "give either `decode_lr` or `decode_lr_scale`"),
         ({"decoder": "linear", "lasso": 0.1}, "`decoder: linear` needs `lasso: 0`"),
-        ({"sketch_size": 10, "sketch": "own"}, "task.partition.holdout: with fedsep every client has its own model"),
+        (
+            {"sketch_size": 10, "sketch": "own"},
+            "task.partition.client_test_fraction: with fedsep every client has its own model",
+        ),
     ):
         with pytest.raises(UserError) as caught:
             check(**hyper)

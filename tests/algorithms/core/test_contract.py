@@ -51,7 +51,7 @@ def experiment(name="broken_algorithms.Plain", model="logreg", mode="auto", **mo
                 "partition": {"kind": "iid", "clients": 6, "samples_per_client": 20},
                 "model": {"name": model},
             },
-            "participation": 1.0,
+            "clients_per_round": "all",
             "algorithm": {"name": name, "lr": 0.1},
             "engine": {"mode": mode, "compile": False},
             "resources": {"executor": "inline"},
@@ -73,7 +73,7 @@ def test_each_violation_is_a_sentence_that_names_class_method_and_fix(name, said
 @pytest.mark.parametrize("name", ["Item", "Branches"])
 def test_what_cannot_be_batched_is_refused_where_the_plan_may_batch(name):
     check(experiment(f"broken_algorithms.{name}", mode="loop"), None)
-    alone = experiment(f"broken_algorithms.{name}", participation=0.01)
+    alone = experiment(f"broken_algorithms.{name}", clients_per_round=0.01)
     assert alone.cohort_size(6) == 1
     check(alone, None)
     with pytest.raises(UserError, match=r"set engine.mode to loop"):
@@ -130,7 +130,7 @@ def test_a_partition_without_training_samples_is_refused():
 def test_models_of_clients_are_averaged_only_where_a_step_returns_them(name):
     task = {
         "data": {"name": "digits"},
-        "partition": {"kind": "iid", "clients": 6, "samples_per_client": 20, "holdout": 0.3},
+        "partition": {"kind": "iid", "clients": 6, "samples_per_client": 20, "client_test_fraction": 0.3},
         "model": {"name": "logreg"},
     }
     check(experiment("fedavg", evaluation={"model": "clients"}, task=task), None)
@@ -143,8 +143,8 @@ def test_an_unknown_need_is_refused_with_the_known_ones():
         check(experiment("broken_algorithms.Needy"), None)
 
 
-def test_another_participation_is_checked_again():
-    alone = experiment("broken_algorithms.Item", participation=None, clients_per_round=1)
+def test_another_number_of_clients_per_round_is_checked_again():
+    alone = experiment("broken_algorithms.Item", clients_per_round=1)
     check(alone, None)
     with pytest.raises(UserError, match=r"do not call \.item\(\)"):
         check(experiment("broken_algorithms.Item"), None)

@@ -386,7 +386,7 @@ def test_keys_depend_on_seed_round_exchange_and_client_alone():
 EXPERIMENT = {
     "name": "slots",
     "rounds": 2,
-    "participation": 1.0,
+    "clients_per_round": "all",
     "task": {
         "data": {"name": "digits"},
         "partition": {"kind": "iid", "clients": 6},
@@ -456,7 +456,7 @@ def test_a_trimmed_mean_and_a_noise_of_ones_own_run_by_their_paths(tmp_path, mon
 
 
 CLEANING = {**EXPERIMENT["task"], "problem": {"kind": "cleaning"}}
-CLEANING["partition"] = {**CLEANING["partition"], "validation": 0.2}
+CLEANING["partition"] = {**CLEANING["partition"], "upper_level_fraction": 0.2}
 
 
 def refusal(**values):

@@ -18,7 +18,7 @@ DISK = {
     "name": "disk", "lr": 0.1, "momentum": 0.9, "batch_size": 40, "warm_start": 1, "lr_cosine": 4, "top_k": 3,
     "guide_hidden": [4], "student_tau": "fit",
 }  # fmt: skip
-SETTINGS = {"task": TASK, "algorithm": DISK, "participation": 1.0, "engine": {"mode": "loop"}}
+SETTINGS = {"task": TASK, "algorithm": DISK, "clients_per_round": "all", "engine": {"mode": "loop"}}
 
 
 @pytest.mark.exhaustive("processes")

@@ -55,7 +55,7 @@ def test_fedsgd_with_all_clients_is_gradient_descent_on_the_pooled_loss(clients,
 @pytest.mark.parametrize("engine", [("loop", 1), ("vmap", 4)])
 def test_fedprox_without_its_term_is_fedavg(engine):
     hyper = {"lr": 0.2, "epochs": 2, "batch_size": 8, "momentum": 0.5, "weight_decay": 1e-2}
-    settings = {"participation": 0.5, "rounds": 4, "engine": EngineConfig(mode=engine[0], chunk=engine[1])}
+    settings = {"clients_per_round": 0.5, "rounds": 4, "engine": EngineConfig(mode=engine[0], chunk=engine[1])}
     prox = run_inline(FedProx, small_task(DATA), DATA, RAGGED, {**hyper, "mu": 0.0}, **settings)
     average = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, hyper, **settings)
     list(prox), list(average)

@@ -39,7 +39,7 @@ def ragged(kind, hyper=None, folder=None, **settings) -> SingleRun:
     """A run over six clients of very different sizes, half of them active."""
     values = {"lr": 0.2, "batch_size": 8, **({} if kind in (FedSGD,) else {"epochs": 2}), **(hyper or {})}
     return run_inline(
-        kind, small_task(DATA), DATA, RAGGED, values, folder, **{"rounds": 4, "participation": 0.5, **settings}
+        kind, small_task(DATA), DATA, RAGGED, values, folder, **{"rounds": 4, "clients_per_round": 0.5, **settings}
     )
 
 
@@ -65,7 +65,7 @@ def test_scaffolds_first_round_is_fedavgs():
 def test_scaffold_counts_the_steps_that_each_client_took(momentum):
     # After one round from c = 0, c_k = (w - w_k) / (K lr), with K = epochs * ceil(n / batch size). With momentum, K is
     # the sum of the weights that the gradients of the steps have in w - w_k.
-    first = ragged(Scaffold, {"momentum": momentum}, rounds=1, participation=1.0, evaluation=BY_CLIENTS)
+    first = ragged(Scaffold, {"momentum": momentum}, rounds=1, clients_per_round="all", evaluation=BY_CLIENTS)
     list(first)
     start = small_task(DATA).init()
     for k, state in states_of(first).items():
@@ -111,7 +111,7 @@ def test_server_states_are_means_over_the_population_in_rounds_of_half_of_it(kin
     hyper = {"lr": lr, "epochs": None, "steps": steps, "batch_size": None}
     done = run_inline(
         kind, problem.task, problem.dataset, problem.partition,
-        hyper | ({"alpha": alpha} if kind is FedDyn else {}), rounds=3, participation=0.5,
+        hyper | ({"alpha": alpha} if kind is FedDyn else {}), rounds=3, clients_per_round=0.5,
         evaluation=Evaluation(every=1000, clients=0),
     )  # fmt: skip
     list(done)
@@ -120,7 +120,7 @@ def test_server_states_are_means_over_the_population_in_rounds_of_half_of_it(kin
 
 
 def test_fedsplit_averages_all_or_the_active_which_is_the_same_when_all_are():
-    everybody = [ragged(FedSplit, {"average": which}, participation=1.0) for which in ("all", "active")]
+    everybody = [ragged(FedSplit, {"average": which}, clients_per_round="all") for which in ("all", "active")]
     half = [ragged(FedSplit, {"average": which}) for which in ("all", "active")]
     [list(r) for r in (*everybody, *half)]
     assert distance(model(everybody[0]), model(everybody[1])) < 1e-5
@@ -135,7 +135,7 @@ def test_fedsplit_with_exact_solves_reaches_the_optimum_and_its_active_form_does
         split = run_inline(
             FedSplit, problem.task, problem.dataset, problem.partition,
             {"solver": "newton", "step_size": 1.0, "average": average}, rounds=80 if clients == 6 else 200,
-            participation=None, clients_per_round=clients, engine=EngineConfig(mode="loop"),
+            clients_per_round=clients, engine=EngineConfig(mode="loop"),
             evaluation=Evaluation(every=1000, clients=0),
         )  # fmt: skip
         list(split)
@@ -192,7 +192,7 @@ def test_newton_solves_the_local_problem_exactly(mode):
     task = type(task)(torch.nn.Linear(DATA.sample_shape[0], DATA.classes), task.mean, task.std)
     hyper = {"solver": "newton", "alpha": 0.5}
     one = run_inline(
-        FedDyn, task, DATA, RAGGED, hyper, rounds=3, participation=1.0, engine=EngineConfig(mode=mode, chunk=6),
+        FedDyn, task, DATA, RAGGED, hyper, rounds=3, clients_per_round="all", engine=EngineConfig(mode=mode, chunk=6),
         evaluation=BY_CLIENTS,
     )  # fmt: skip
     list(one)
@@ -244,7 +244,7 @@ def test_a_client_that_diverged_keeps_its_latest_model():
     ones = blobs(seed=3)
     run = run_inline(
         Diverging, small_task(ones), ones, partition(np.full(6, 30)), {"lr": 0.2, "batch_size": 1, "steps": 3},
-        rounds=5, participation=0.5, evaluation=BY_CLIENTS,
+        rounds=5, clients_per_round=0.5, evaluation=BY_CLIENTS,
     )  # fmt: skip
     records = list(run)
     assert 0 < sum(r["dropped"] for r in records) < 15

@@ -1,21 +1,25 @@
 """Existing clients with Flower's methods learn as FedAvg does, with its slots and its records."""
 
 import json
+from dataclasses import replace
 
 import flower_clients
 import numpy as np
 import pytest
+import torch
 from flower_clients import CLIENTS, DATA, SIZES
 from helpers import check_resuming, distance, model, run_inline, small_task
 from pydantic import ValidationError
+from torch import nn
 
+import hedgerow
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.numpy_client import NumPyClients
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.runner import run as start_run
-from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.runtime.factory import build_data, build_module, check
 
 LOCAL = {"lr": 0.3, "steps": 2, "batch_size": None}
 PLAIN = {"client_fn": "flower_clients.client_fn"}
@@ -28,8 +32,8 @@ def ended(algorithm, hyper, **settings):
 
 @pytest.mark.parametrize("hyper", [PLAIN, {"client_fn": "flower_clients.old_client_fn"}], ids=["context", "cid"])
 def test_clients_of_flower_learn_as_fedavg_weighted_by_samples(hyper):
-    theirs, records = ended(NumPyClients, hyper, participation=0.5)
-    ours, reference = ended(FedAvg, {**LOCAL, "aggregation": {"weighting": "samples"}}, participation=0.5)
+    theirs, records = ended(NumPyClients, hyper, clients_per_round=0.5)
+    ours, reference = ended(FedAvg, {**LOCAL, "aggregation": {"weighting": "samples"}}, clients_per_round=0.5)
     assert distance(model(theirs), model(ours)) < 1e-6
     for record, same in zip(records, reference, strict=True):
         assert record["test_accuracy"] == same["test_accuracy"]
@@ -70,6 +74,84 @@ def test_the_scores_of_their_own_evaluate_are_recorded_weighted_by_their_samples
     assert records[-1]["train_loss"] > 0
 
 
+def normed(output, **changes):
+    """An experiment whose clients have batch norm."""
+    return parse_experiment(
+        {
+            "name": "normed",
+            "rounds": 3,
+            "clients_per_round": "all",
+            "output": str(output),
+            "task": {
+                "data": {"name": "digits"},
+                "partition": {"kind": "iid", "clients": 3},
+                "model": {"name": "flower_clients.NormedNet", "buffers": "average"},
+            },
+            "algorithm": {"name": "numpy_client", "client_fn": "flower_clients.normed_client_fn"},
+            "resources": {"executor": "inline"},
+            "tracking": {"enabled": False},
+            **changes,
+        }
+    )
+
+
+def test_running_statistics_are_averaged_as_flower_averages_them(tmp_path):
+    """Three rounds in plain NumPy: every array of `state_dict` is a mean weighted by num_examples."""
+    clients = [flower_clients.normed_client_fn(str(number)) for number in range(3)]
+    experiment = normed(tmp_path)
+    data, _ = build_data(experiment, None)
+    net = flower_clients.NormedNet()
+    net.load_state_dict(build_module(experiment, data).state_dict())
+    arrays = [value.numpy() for value in net.state_dict().values()]
+    for _ in range(3):
+        answers = [client.fit(arrays, {}) for client in clients]
+        samples = [answer[1] for answer in answers]
+        columns = zip(*(answer[0] for answer in answers), strict=True)
+        arrays = [np.average(np.stack(column), axis=0, weights=samples) for column in columns]
+        # A mean of whole numbers becomes one again.
+        arrays = [a.round().astype(int) if a.ndim == 0 else a.astype(np.float32) for a in arrays]
+    finished = start_run(experiment)
+    trained = hedgerow.load(finished.folder.path).module().state_dict()
+    assert list(trained) == list(net.state_dict())
+    for (name, value), array in zip(trained.items(), arrays, strict=True):
+        np.testing.assert_allclose(value.numpy(), array, rtol=1e-5, atol=1e-6, err_msg=name)
+    loss = np.average([client.evaluate(arrays, {})[0] for client in clients], weights=samples)
+    assert finished.frame["client_evaluate_loss"].iloc[-1] == pytest.approx(loss, abs=1e-5)
+    net.load_state_dict(trained)
+    with torch.no_grad():
+        logits = net.eval()(torch.from_numpy((data.x_test - data.mean) / data.std).float())
+    accuracy = float((logits.argmax(1).numpy() == data.y_test).mean())
+    assert finished.frame["test_accuracy"].iloc[-1] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": {"model": {"buffers": "local"}}}, "task.model.buffers: the server averages all arrays that clients"),
+        ({"aggregation": {"rule": {"kind": "median"}}}, "aggregation.rule: numpy_client sends values that only a mean"),
+    ],
+)
+def test_running_statistics_that_are_not_averaged_are_refused(tmp_path, changes, said):
+    values = normed(tmp_path).model_dump(mode="json")
+    values["task"]["model"] |= changes.pop("task", {}).get("model", {})
+    with pytest.raises(UserError, match=said):
+        check(parse_experiment(values | changes), None)
+
+
+def test_a_parameter_that_layers_share_is_one_parameter_under_its_names(monkeypatch):
+    task, layer, seen = small_task(DATA), nn.Linear(6, 6), []
+    shared = replace(task, module=nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, DATA.classes)))
+    fit = flower_clients.Answering.fit
+    monkeypatch.setattr(flower_clients.Answering, "fit", lambda *words: seen.append(words[1]) or fit(*words))
+    run = run_inline(NumPyClients, shared, DATA, CLIENTS, {"client_fn": "flower_clients.echo_client_fn"}, rounds=1)
+    list(run)
+    assert model(run).keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    state = shared.module.state_dict().values()
+    for array, value in zip(seen[-1], state, strict=True):
+        np.testing.assert_allclose(array, value.detach().numpy(), rtol=1e-6)
+    assert distance(model(run), shared.init()) < 1e-6
+
+
 @pytest.mark.parametrize("mode", ["auto", "loop"])
 def test_their_random_numbers_follow_from_the_seed_and_a_resumed_run_is_undisturbed(mode, tmp_path):
     def start(folder):
@@ -100,7 +182,7 @@ def test_a_wrong_factory_is_a_sentence(client_fn, said):
 
 
 def test_arrays_of_another_model_are_a_sentence():
-    with pytest.raises(UserError, match=r"returns arrays of shapes .* in the order of named_parameters"):
+    with pytest.raises(UserError, match=r"returns arrays of shapes .* return the values of `state_dict\(\)`"):
         ended(NumPyClients, {"client_fn": "flower_clients.truncated_client_fn"})
 
 
@@ -130,7 +212,7 @@ def test_the_check_before_a_run_names_the_factory(client_fn, said):
     file = {
         "name": "flower",
         "rounds": 1,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {"kind": "iid", "clients": 6},
@@ -160,7 +242,7 @@ def test_rounds_before_a_failure_are_recorded_and_the_run_is_resumable(tmp_path)
         {
             "name": "failing",
             "rounds": 4,
-            "participation": 1.0,
+            "clients_per_round": "all",
             "output": str(tmp_path),
             "task": {
                 "data": {"name": "digits"},

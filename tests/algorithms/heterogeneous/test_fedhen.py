@@ -241,7 +241,7 @@ def test_loop_and_vmap_agree(name):
 
 
 def test_a_resumed_run_is_undisturbed(tmp_path):
-    settings = {"latest": True, "participation": 0.5, "rounds": 4}
+    settings = {"latest": True, "clients_per_round": 0.5, "rounds": 4}
     calm = run("fedhen", **settings)
     list(calm)
     first = run("fedhen", folder=tmp_path, **settings)
@@ -255,7 +255,7 @@ def test_a_resumed_run_is_undisturbed(tmp_path):
 
 def test_averages_of_latest_models():
     """CK-REPORT: over all clients of an architecture; who has not taken part yet counts with the initial model."""
-    one = run("decouple", latest=True, participation=0.5, rounds=3)
+    one = run("decouple", latest=True, clients_per_round=0.5, rounds=3)
     list(one)
     states, server, algorithm = one.states.read(np.arange(6))["latest"], one.server, one.servers[0].algorithm.inner
     for key, p in server["latest"]["simple"].items():

@@ -42,7 +42,7 @@ def test_a_resumed_run_is_undisturbed(name, tmp_path):
 def test_some_clients_take_part_and_others_are_evaluated(name):
     """What participants noted for the round is none of the evaluation's; newcomers receive what they need."""
     section = (ESTIMATORS | BASELINES)[name]
-    settings = {"participation": 0.5, "evaluation": Evaluation(clients=4), "rounds": 4}
+    settings = {"clients_per_round": 0.5, "evaluation": Evaluation(clients=4), "rounds": 4}
     one, other = (noisy(section, mode, **settings) for mode in (("vmap", 4), ("loop", 1)))
     records = [list(one), list(other)]
     assert distance(flatten(one.server), flatten(other.server)) < 1e-4
@@ -198,10 +198,10 @@ def values(name, problem=None, hyper=None, **partition):
     return {
         "name": "test",
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 4, "validation": 0.2, **partition},
+            "partition": {"kind": "iid", "clients": 4, "upper_level_fraction": 0.2, **partition},
             "model": {"name": "logreg"},
             "problem": problem,
         },
@@ -217,8 +217,8 @@ CLEANING = {"kind": "cleaning"}
     [
         (values("preprocess"), "task.problem.kind: preprocess requires data cleaning"),
         (values("fedavg_oracle"), "task.problem.kind: fedavg_oracle requires data cleaning"),
-        (values("focus", validation=0.0), "task.partition.validation"),
-        (values("preprocess", CLEANING, validation=0.0), "task.partition.validation"),
+        (values("focus", upper_level_fraction=0.0), "task.partition.upper_level_fraction"),
+        (values("preprocess", CLEANING, upper_level_fraction=0.0), "task.partition.upper_level_fraction"),
         (
             values("comm_fedbio_topk", CLEANING, {"compression": 10**6}),
             "algorithm.compression: 1000000 is more than",

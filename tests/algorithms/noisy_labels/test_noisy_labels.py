@@ -150,7 +150,7 @@ def on_gaussians():
     def last(noise, rounds=60, **section):
         key = (str(noise), rounds, str(section))
         if key not in known:
-            config = registries.partitions.section("iid")(clients=10, validation=1 / 6, label_noise=noise)
+            config = registries.partitions.section("iid")(clients=10, upper_level_fraction=1 / 6, label_noise=noise)
             settings = {"kind": config, "model": {"name": "logreg"}, "evaluation": Evaluation(every=rounds, clients=0)}
             section = {"lr": 0.1, "steps": 5, "batch_size": None, **section}
             known[key] = list(noisy(section, ("vmap", 10), rounds, data=GAUSSIANS, **settings))[-1]

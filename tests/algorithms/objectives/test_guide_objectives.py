@@ -34,7 +34,7 @@ from hedgerow.platform.models.torchvision_nets import resnet
 def run(kind, side=None, mode=("loop", 1), on=None, clients=CLIENTS, folder=None, rounds=3, **hyper):
     values = {"lr": 0.05, "batch_size": 8, "epochs": 2, "objective": side, **hyper}
     settings = {"rounds": rounds, "engine": EngineConfig(mode=mode[0], chunk=mode[1])}
-    settings["participation"] = 1.0 if clients is ALONE else 0.5
+    settings["clients_per_round"] = "all" if clients is ALONE else 0.5
     return run_inline(kind, on or task(), DATA, clients, values, folder, **settings)
 
 

@@ -96,7 +96,7 @@ class Counting(Objective):
 @pytest.mark.parametrize("method", [FedAvg, FedDyn, Scaffold, FedSplit])
 def test_an_objective_that_is_the_tasks_loss_changes_no_bit(method, engine):
     data, clients = blobs(), partition(np.array([20, 30, 10, 40]), seed=0)
-    settings = {"rounds": 3, "participation": 0.5, "engine": engine}
+    settings = {"rounds": 3, "clients_per_round": 0.5, "engine": engine}
     runs = [run_inline(method, small_task(data), data, clients, {"batch_size": 8}, **settings) for _ in range(2)]
     # The second run with the objective in the slot.
     own, plain = Slots(objective=Counting(kind="counting")), runs[1].servers[0]
@@ -174,7 +174,7 @@ def together(engine=LOOP, folder=None, rounds=3):
         "transforms": [{"kind": "top_k", "entries": 60, "error_feedback": False}],
         "aggregation": {"server_optimizer": {"optimizer": "adam", "lr": 0.01}},
     }
-    settings = {"rounds": rounds, "participation": 0.5, "engine": engine}
+    settings = {"rounds": rounds, "clients_per_round": 0.5, "engine": engine}
     return run_inline(Scaffold, task(), DATA, CLIENTS, section, folder, **settings)
 
 

@@ -59,7 +59,7 @@ def task(augment=AUGMENT, teacher=1):
 def run(kind, side=None, mode=("loop", 1), rounds=3, folder=None, on=None, **hyper):
     values = {"lr": 0.1, "batch_size": 8, "epochs": 2, "objective": side, **hyper}
     engine = EngineConfig(mode=mode[0], chunk=mode[1])
-    settings = {"rounds": rounds, "engine": engine, "participation": 0.6}
+    settings = {"rounds": rounds, "engine": engine, "clients_per_round": 0.6}
     return run_inline(kind, on or task(), DATA, CLIENTS, values, folder, **settings)
 
 

@@ -25,7 +25,7 @@ ALL = np.arange(6)
 
 def ragged(kind=Ditto, hyper=None, folder=None, **settings):
     values = {"lr": 0.2, "batch_size": 4, "epochs": 2, "momentum": 0.5, **(hyper or {})}
-    wanted = {"rounds": 3, "participation": 0.5, "evaluation": Evaluation(clients=6), **settings}
+    wanted = {"rounds": 3, "clients_per_round": 0.5, "evaluation": Evaluation(clients=6), **settings}
     return run_inline(kind, small_task(DATA), DATA, RAGGED, values, folder, **wanted)
 
 
@@ -68,7 +68,7 @@ def test_each_client_is_scored_with_its_personal_model():
 
 def test_without_the_proximal_term_it_is_local_training():
     local = {"lr": 0.2, "epochs": 3, "batch_size": None, "momentum": 0.5}
-    mine = ragged(hyper={**local, "lam": 0.0}, participation=1.0)
+    mine = ragged(hyper={**local, "lam": 0.0}, clients_per_round="all")
     list(mine)
     states = mine.states.read(ALL)["v"]
     for k in (1, 2, 5):
@@ -123,7 +123,7 @@ def test_one_set_of_running_statistics_is_not_enough(model, sentence):
         "rounds": 1,
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20, "holdout": 0.3},
+            "partition": {"kind": "iid", "clients": 10, "samples_per_client": 20, "client_test_fraction": 0.3},
             "model": model,
         },
         "algorithm": {"name": "ditto", "batch_size": 8},

@@ -26,11 +26,11 @@ def experiment(name="fedbn", model="Normed", mode="loop", hyper=None, buffers="a
         "name": "bn",
         "seed": 3,
         "rounds": 2,
-        "participation": 1.0,
+        "clients_per_round": "all",
         "task": {
             "data": {"name": "digits"},
             "partition": {
-                "kind": "dirichlet", "clients": 6, "alpha": 0.5, "samples_per_client": 27, "holdout": 0.22,
+                "kind": "dirichlet", "clients": 6, "alpha": 0.5, "samples_per_client": 27, "client_test_fraction": 0.22,
             },
             "model": {"name": f"mode_models.{model}", "buffers": buffers},
         },
@@ -139,13 +139,13 @@ def test_statistics_of_shared_layers_are_averaged_and_those_of_personal_layers_a
 
 
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path):
-    check_resuming(lambda folder: start(experiment(rounds=4, participation=0.5), folder), 2, tmp_path)
+    check_resuming(lambda folder: start(experiment(rounds=4, clients_per_round=0.5), folder), 2, tmp_path)
 
 
 def test_it_sends_nothing_that_privacy_does_not_cover():
     private = {"clip": 0.5, "noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"}
-    check_task(wanted := experiment(privacy=private, participation=0.5), *build_data(wanted, None))
-    wanted = experiment("fedper", privacy=private, participation=0.5)
+    check_task(wanted := experiment(privacy=private, clients_per_round=0.5), *build_data(wanted, None))
+    wanted = experiment("fedper", privacy=private, clients_per_round=0.5)
     with pytest.raises(UserError, match="statistics of batch norm would be sent without noise"):
         check_task(wanted, *build_data(wanted, None))
 

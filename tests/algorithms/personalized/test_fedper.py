@@ -29,7 +29,7 @@ def ragged(kind=FedPer, hyper=None, folder=None, **settings):
     values = {"lr": 0.2, "batch_size": 4, "epochs": 2, "momentum": 0.5, **(hyper or {})}
     if kind is FedRep and "head_steps" not in values:
         values["head_epochs"] = 3
-    wanted = {"rounds": 3, "participation": 0.5, "evaluation": Evaluation(clients=6), **settings}
+    wanted = {"rounds": 3, "clients_per_round": 0.5, "evaluation": Evaluation(clients=6), **settings}
     return run_inline(kind, small_task(DATA), DATA, RAGGED, values, folder, **wanted)
 
 
@@ -97,7 +97,7 @@ def test_a_round_trains_the_base_and_the_heads_together_or_the_heads_first(kind,
     hyper = {"lr": 0.2, "epochs": None, "steps": 3, "batch_size": None, "momentum": 0.5}
     if kind is FedRep:
         hyper["head_steps"] = 4
-    one, _ = done(kind, hyper, participation=1.0, rounds=2, engine=engine)
+    one, _ = done(kind, hyper, clients_per_round="all", rounds=2, engine=engine)
     task, initial = small_task(DATA), small_task(DATA).init()
     body, heads = {n: initial[n] for n in BODY}, [{n: initial[n] for n in HEAD} for _ in ALL]
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_with_an_exact_solver_heads_are_optimal_for_the_body_that_they_were_trai
 
 
 def test_each_client_is_scored_with_its_own_head_or_the_initial_one():
-    one, records = done(rounds=1, participation=1 / 3)
+    one, records = done(rounds=1, clients_per_round=1 / 3)
     task, initial = small_task(DATA), small_task(DATA).init()
     accuracies, untrained = [], 0
     for k, whole in enumerate(client_models(one)):
@@ -181,7 +181,7 @@ def test_objectives_see_the_clients_whole_model(kind, monkeypatch):
         return begin(self, task, hp, down, state, data)
 
     monkeypatch.setattr(used, "begin", spy)
-    one = ragged(kind, {"objective": {"kind": "stability"}}, engine=LOOP, participation=1.0, rounds=2)
+    one = ragged(kind, {"objective": {"kind": "stability"}}, engine=LOOP, clients_per_round="all", rounds=2)
     next(one)
     after_one = client_models(one)
     next(one)

@@ -44,7 +44,7 @@ BY_CLIENTS = Evaluation(model="clients", clients=6)
 def ragged(kind, hyper=None, folder=None, **settings) -> SingleRun:
     """A run over six clients of very different sizes, half of them active."""
     values = {"lr": 0.2, "batch_size": 4, "epochs": 1, **(hyper or {})}
-    wanted = {"rounds": 2, "participation": 0.5, "evaluation": Evaluation(clients=6), **settings}
+    wanted = {"rounds": 2, "clients_per_round": 0.5, "evaluation": Evaluation(clients=6), **settings}
     return run_inline(kind, small_task(DATA), DATA, RAGGED, values, folder, **wanted)
 
 
@@ -189,7 +189,7 @@ def test_prototypes_learn_as_well_where_every_client_has_its_own_names_of_classe
             task = task_on(dataset, nn.Sequential(nn.Flatten(), *small_task(blobs(features=64, classes=10)).module))
             hyper = {"adapt": adapt, "alpha": 1.0, "epochs": 3, "batch_size": 4, "lr": 0.1}
             one = run_inline(
-                PFLDyn, task, dataset, partition, hyper, rounds=1 if adapt == "maml" else 12, participation=0.5,
+                PFLDyn, task, dataset, partition, hyper, rounds=1 if adapt == "maml" else 12, clients_per_round=0.5,
                 engine=EngineConfig(mode="vmap", chunk=6), evaluation=Evaluation(every=12, clients=12),
             )  # fmt: skip
             last[kind, adapt] = list(one)[-1].get("client_accuracy")
@@ -225,7 +225,10 @@ def parsed(**changes):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"task__partition": {"kind": "iid", "clients": 10}}, "task.partition.holdout: with pfldyn every client has"),
+        (
+            {"task__partition": {"kind": "iid", "clients": 10}},
+            "task.partition.client_test_fraction: with pfldyn every client has",
+        ),
         ({"evaluation__clients": 0}, "evaluation.clients: with pfldyn"),
         ({"algorithm__solver": "newton"}, "works only for convex losses, without adaptation; set `adapt: none`"),
         ({"algorithm": {"name": "fedavg"}, "evaluation__target_metric": "client_accuracy_lowest"},

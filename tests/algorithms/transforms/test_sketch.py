@@ -96,10 +96,10 @@ def test_sketches_of_their_own():
 
 def test_own_models_have_no_common_statistics():
     wanted = {
-        **{"name": "static", "rounds": 1, "participation": 1.0},
+        **{"name": "static", "rounds": 1, "clients_per_round": "all"},
         "task": {
             "data": {"name": "digits"},
-            "partition": {"kind": "iid", "clients": 4, "holdout": 0.2},
+            "partition": {"kind": "iid", "clients": 4, "client_test_fraction": 0.2},
             "model": {"name": "resnet_static", "channels": [2, 2], "blocks": [1, 1]},
         },
         "algorithm": {"name": "fedsep", "sketch_size": 10, "sketch": "own"},

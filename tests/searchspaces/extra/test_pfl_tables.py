@@ -86,7 +86,7 @@ def test_hyperparameters_and_settings_are_those_of_the_source():
         assert {section["alpha"] for section in found.values() if "alpha" in section} == {0.1}
     line = line_of("TA.6/cifar100-7-lowest")
     made = sweep_of(TABLES["TA.6"], line).search.experiment
-    assert (made.rounds, made.participation, made.evaluation.target_metric) == (1000, 0.1, "client_accuracy_lowest")
+    assert (made.rounds, made.clients_per_round, made.evaluation.target_metric) == (1000, 0.1, "client_accuracy_lowest")
     dealt = made.task.partition
     assert (dealt.kind, dealt.clients, dealt.labels_per_client, dealt.train, dealt.test) == ("alid", 100, 7, 500, 100)
     assert made.task.model.fc == [384, 192]

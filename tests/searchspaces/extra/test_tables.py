@@ -109,8 +109,8 @@ def test_hyperparameters_are_those_of_the_source():
 
 def test_settings_are_those_of_the_source():
     massive = plan("T2.1/cifar10-dirichlet0.3-massive").search.experiment
-    assert (massive.task.partition.clients, massive.participation, massive.rounds) == (1000, 0.1, 2000)
-    assert plan("TA.3/mnist-iid").search.experiment.participation == 0.01
+    assert (massive.task.partition.clients, massive.clients_per_round, massive.rounds) == (1000, 0.1, 2000)
+    assert plan("TA.3/mnist-iid").search.experiment.clients_per_round == 0.01
     assert plan("T2.2/shakespeare-iid").search.experiment.rounds == 150
     assert plan("TA.2/cifar100-iid-unbalanced").search.experiment.task.partition.sizes.sigma == 0.3
     third = plan("TA.4/synthetic-type3").search.experiment
@@ -207,7 +207,7 @@ def test_where_no_configuration_reaches_a_loss_the_lowest_is_shown():
 
 SMALL = [
     "task.data={name: digits}", "task.model.hidden=[8]", "task.partition.clients=10", "rounds=4",
-    "participation=0.5", "evaluation.targets=[0.99, 0.2]", "algorithm.batch_size=10", "tracking.enabled=false",
+    "clients_per_round=0.5", "evaluation.targets=[0.99, 0.2]", "algorithm.batch_size=10", "tracking.enabled=false",
 ]  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_the_seconds_of_all_experts_together_are_those_of_the_pack():
 @pytest.mark.parametrize(("algorithm", "hypers"), PACKS)
 @pytest.mark.grid
 def test_every_expert_learns_what_it_learns_alone(algorithm, hypers, engine):
-    settings = {"rounds": 4, "participation": 0.7, "engine": engine}
+    settings = {"rounds": 4, "clients_per_round": 0.7, "engine": engine}
     packed = pack(algorithm, hypers, **settings)
     rounds = list(packed)
     assert [sorted(records) for records in rounds] == [list(range(len(hypers)))] * 4

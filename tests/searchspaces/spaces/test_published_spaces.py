@@ -174,7 +174,7 @@ def searched(name, search):
                 "model": {"name": "logreg"},
                 "problem": {"kind": "cleaning"} if bilevel else None,
             },
-            "participation": 1.0,
+            "clients_per_round": "all",
             "algorithm": {"name": method},
             "search": {"kind": "hedge" if stream else "grid", **search},
         }

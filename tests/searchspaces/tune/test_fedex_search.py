@@ -78,7 +78,7 @@ def test_a_grid_has_a_distribution_per_key_and_other_spaces_have_one_over_config
         ),
         ({"algorithm.epochs": [1, 2]}, {}, "clients of scaffold cannot draw algorithm.epochs by FedEx, only floats"),
         ({"algorithm.batch_size": [4, 8]}, {}, "clients of scaffold cannot draw algorithm.batch_size by FedEx"),
-        ({"participation": [0.1, 0.2]}, {}, "clients of scaffold cannot draw participation by FedEx"),
+        ({"clients_per_round": [0.1, 0.2]}, {}, "clients of scaffold cannot draw clients_per_round by FedEx"),
         ({"algorithm.clip_norm": [None, 1.0]}, {}, "search.space.algorithm.clip_norm: kind fedex draws only numbers"),
         (
             {"algorithm.lr": [0.1, 0.2], "algorithm.momentum": {"grid": [0.1], "when": {"algorithm.lr": 0.1}}},
