@@ -136,7 +136,7 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
             theta.table.print()
         if finished.test_selection_warning:
             click.secho(finished.test_selection_warning, fg="red")
-        for line in [*finished.deployed_sentences, *finished.budget_sentences, *finished.selection_lines]:
+        for line in [*finished.deployed_sentences, *finished.work_sentences, *finished.selection_lines]:
             click.echo(line)
         print_outcome(place, entry)
 
