@@ -107,7 +107,15 @@ def search_table(spec: SearchSpec) -> SearchTable:
     kind = NotebookTable if in_notebook() else SearchTable
     policy = getattr(section, "deploy", "leader")
     name, rounds = spec.experiment.name, spec.experiment.rounds
-    return kind(name, rounds, labels, metric=section.metric, mode=section.mode, policy=policy, smooth=section.smooth)
+    ends_early = bool(section.budget or section.ends_trials_by or spec.experiment.early_end)
+    return kind(
+        *(name, rounds, labels),
+        metric=section.metric,
+        mode=section.mode,
+        policy=policy,
+        smooth=section.smooth,
+        ends_early=ends_early,
+    )
 
 
 def _searches_output(searches: Iterable[FinishedSearch]) -> CommandOutput:
