@@ -165,7 +165,7 @@ KINDS = {
     "hedge": {"kind": "hedge", "concurrency": 2},
     "lock-step": {"kind": "hedge", "ahead": 0, "pack": "off"},
     "turns": {"kind": "hedge", "ahead": 2, "concurrency": 2, "pack": "off"},
-    "promote": {"kind": "hedge", "allocate": "promote", "concurrency": 2},
+    "promote": {"kind": "hedge", "allocate": "promote", "grace": 1, "concurrency": 2},
     "grid": {"concurrency": 2},
     "random": {"kind": "random", "samples": 4, "space": {"algorithm.lr": {"loguniform": [0.01, 0.3]}}},
     "asha": {"kind": "asha", "grace": 2, "reduction": 2, "concurrency": 2},
