@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup
 	$(BIN)/hedgerow run $(addprefix examples/digits_,$(addsuffix .yaml,fedavg fedprox feddyn scaffold))
 	$(BIN)/hedgerow run examples/digits_fedavg.yaml --set resources.executor=ray --set name=digits-fedavg-on-ray
-	$(BIN)/hedgerow search examples/digits_hedge.yaml
+	$(BIN)/hedgerow search examples/digits_hedge.yaml examples/digits_promotion.yaml
 
 # Almost every promise once; then what takes longer: whole grids, long convergence runs, kills, browsers.
 # The many processes of the tests share compiled modules, also where the environment forbids to store them.

@@ -14,7 +14,6 @@ from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.ui.cli_options import (
     PATH,
     address_option,
-    announce,
     complete_algorithms,
     complete_runs,
     data_root_option,
@@ -31,6 +30,7 @@ from hedgerow.platform.ui.cli_options import (
     set_option,
     split_names,
     split_seeds,
+    starting,
 )
 from hedgerow.platform.ui.command_output import CommandOutput, handle_user_errors, prints_output
 
@@ -111,9 +111,9 @@ def run(
 
     Example: hedgerow run examples/digits_fedavg.yaml --set rounds=20 --seeds 0,1,2
     """
-    announce(*files)
-    from hedgerow.platform.actors.forked import prepare
-    from hedgerow.platform.runs.run_command import run_experiments
+    with starting(*files):
+        from hedgerow.platform.actors.forked import prepare
+        from hedgerow.platform.runs.run_command import run_experiments
 
     prepare()
     return run_experiments(files, overrides, seeds, data_root, address, job)
@@ -134,8 +134,8 @@ def search(
 
     Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
     """
-    announce(*files)
-    from hedgerow.searchspaces.tune.search_command import search_all
+    with starting(*files):
+        from hedgerow.searchspaces.tune.search_command import search_all
 
     return search_all(files, overrides, data_root, address, job)
 
@@ -188,8 +188,8 @@ def replay(
 
     Example: hedgerow replay runs/digits-hedge-20260101-120000 --kind asha --set search.grace=5 --budget 2000
     """
-    announce(recording)
-    from hedgerow.searchspaces.extra.replay import replay_recording
+    with starting(recording):
+        from hedgerow.searchspaces.extra.replay import replay_recording
 
     return replay_recording(recording, kind, overrides, budget, slots, seed)
 
@@ -241,15 +241,15 @@ def table(
 
     Example: hedgerow table feddyn/T2.3/mnist-iid --set rounds=50 --data-root data
     """
-    announce(name)
-    from hedgerow.platform.actors.forked import prepare
-    from hedgerow.searchspaces.extra.table_command import (
-        list_lines,
-        report_table,
-        run_table,
-        show_searches,
-        table_searches,
-    )
+    with starting(name):
+        from hedgerow.platform.actors.forked import prepare
+        from hedgerow.searchspaces.extra.table_command import (
+            list_lines,
+            report_table,
+            run_table,
+            show_searches,
+            table_searches,
+        )
 
     if "/" not in name:
         return list_lines(name)
@@ -276,9 +276,9 @@ def resume(run: str, changed: bool, address: str | None) -> CommandOutput:
 
     Example: hedgerow resume runs/digits-fedavg-20260101-120000
     """
-    announce(run)
-    from hedgerow.platform.actors.forked import prepare
-    from hedgerow.searchspaces.resume_command import resume_any
+    with starting(run):
+        from hedgerow.platform.actors.forked import prepare
+        from hedgerow.searchspaces.resume_command import resume_any
 
     prepare()
     return resume_any(run, address, changed)
@@ -423,8 +423,8 @@ def watch(name: str, page: bool, every: float | None, address: str | None) -> No
         from hedgerow.cluster.job_commands import print_logs
 
         sys.exit(print_logs(name, address, True))
-    announce(name)
-    from hedgerow.reports.watch_command import watch as follow
+    with starting(name):
+        from hedgerow.reports.watch_command import watch as follow
 
     sys.exit(follow(name, page, every or (15 if page else 2)))
 
@@ -482,8 +482,8 @@ def export(run: str, file: Path, number: int | None, best: bool) -> CommandOutpu
     """
     if best and number is not None:
         raise click.UsageError("give either --round or --best")
-    announce(run)
-    from hedgerow.platform.runs.run_command import export as export_run
+    with starting(run):
+        from hedgerow.platform.runs.run_command import export as export_run
 
     return export_run(run, file, "best" if best else number)
 
@@ -567,8 +567,8 @@ def push(run: str) -> CommandOutput:
 
     Example: hedgerow push runs/digits-fedavg-20260101-120000
     """
-    announce(run)
-    from hedgerow.searchspaces.tune.search_command import push_run_or_search
+    with starting(run):
+        from hedgerow.searchspaces.tune.search_command import push_run_or_search
 
     return push_run_or_search(run)
 

@@ -56,9 +56,12 @@ _named: list[str] = []
 
 
 @contextmanager
-def ray_session(address: str | None = None) -> Iterator[None]:
+def ray_session(address: str | None = None, prestart: bool = True) -> Iterator[None]:
     """Use the Ray that this process is connected to; otherwise connect to `address`; otherwise start Ray on this
     machine.
+
+    prestart: whether a Ray that is started here begins with a process per CPU, for actors. Ray Tune's trials are not
+    given these, since they have environment variables of their own.
 
     Stops what it has started. Raises UserError when no cluster answers at the address, or for a version of Ray that is
     not supported.
@@ -76,7 +79,7 @@ def ray_session(address: str | None = None) -> Iterator[None]:
             _named.append(target)
             opened.callback(_named.remove, target)
         if not ray.is_initialized():
-            opened.enter_context(_connected(target) if target else _started())
+            opened.enter_context(_connected(target) if target else _started(prestart))
         yield
 
 
@@ -97,19 +100,19 @@ def _wanted(address: str | None) -> str | None:
 
 
 @contextmanager
-def _started() -> Iterator[None]:
+def _started(prestart: bool) -> Iterator[None]:
     """A Ray on this machine, with all its resources. Raises UserError when Ray fails to start."""
     resources = {"num_cpus": cpu_count(), "num_gpus": mig_slices(), "_memory": int(local_resources()["memory"])}
     with ExitStack() as opened:
         begun = time.monotonic()
         try:
             try:
-                opened.enter_context(local_ray(**resources))
+                opened.enter_context(local_ray(prestart=prestart, **resources))
             except Exception:
                 if time.monotonic() - begun < STARTING:
                     raise
                 # The machine was busy: the files that a start reads are in memory now.
-                opened.enter_context(local_ray(**resources))
+                opened.enter_context(local_ray(prestart=prestart, **resources))
         except Exception as error:
             # Ray has no exception of its own for a failed start.
             raise UserError(
@@ -120,16 +123,17 @@ def _started() -> Iterator[None]:
 
 
 @contextmanager
-def local_ray(reachable: bool = False, **settings: Any) -> Iterator[None]:
+def local_ray(reachable: bool = False, prestart: bool = True, **settings: Any) -> Iterator[None]:
     """Start a Ray on this machine, separate from any other Ray there, and stop it at the end.
 
     Its files are in a private folder, which is removed. reachable: from other machines and, on this one, from other
-    drivers. settings: further arguments of `ray.init`.
+    drivers. prestart: see `ray_session`. settings: further arguments of `ray.init`.
     """
     set_listening(reachable)
     with private_folder() as folder, private_token(folder):
         try:
-            _init("local", include_dashboard=False, _temp_dir=str(folder / "r"), _system_config=dict(QUICK), **settings)
+            system = {**QUICK, "prestart_worker_first_driver": prestart}
+            _init("local", include_dashboard=False, _temp_dir=str(folder / "r"), _system_config=system, **settings)
             yield
         finally:
             ray.shutdown()

@@ -1,8 +1,10 @@
 """Options and arguments that several commands share, and their shell completion."""
 
+import gc
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,20 @@ def check_job(context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
-def announce(*names: str | Path) -> None:
-    """Print on a terminal that the command has started: importing torch, Ray and MLflow takes seconds."""
+@contextmanager
+def starting(*names: str | Path) -> Iterator[None]:
+    """Print on a terminal that the command has started: importing torch and Ray in this context takes seconds.
+
+    Without Python's garbage collector, which would look at the many new objects again and again, it takes a fifth less.
+    """
     if sys.stderr.isatty():
         click.echo(f"hedgerow {__version__}: reading {', '.join(map(str, names)) or 'tables'} ...", err=True)
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def _enter_folders(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

@@ -277,7 +277,7 @@ def _comparison(groups: list[SeedGroup]) -> PageSection:
 def _search(index: int, search: "FinishedSearch", learners: list[SeedGroup], places: dict[str, int]) -> PageSection:
     """Section of a search. Its trials also appear in the other sections."""
     parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
-    lines = [*search.deployed_sentences, *search.selection_lines] if search.trials else []
+    lines = [*search.deployed_sentences, *search.work_sentences, *search.selection_lines] if search.trials else []
     texts = [*hedge_sentences(search), *lines]
     title = f"Search {search.folder.name} ({search.spec.search.kind})"
     alerts = [search.test_selection_warning] if search.test_selection_warning else []

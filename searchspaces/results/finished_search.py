@@ -232,7 +232,7 @@ class FinishedSearch:
 
     @property
     def selection_lines(self) -> list[str]:
-        """Sentences about the samples that selected the best trial, and its test score; empty on a stream. If every
+        """Sentences about the samples that selected the best trial, and its scores; empty on a stream. If every
         trial failed or diverged, a sentence that says so.
         """
         if self.trials and not any(trial.is_sound for trial in self.trials):
@@ -251,22 +251,26 @@ class FinishedSearch:
             lines.append(
                 "Test samples scored every evaluation of the trials (evaluation.test: every) and selected nothing."
             )
-        scores = scores_text(self.test_score)
+        scores = scores_text(self.winner_scores)
         if self.spec.search.is_one_run:
-            return [*lines, f"Test score of the final model: {scores}."]
+            return [*lines, f"Final model: {scores}."]
         at = f", checkpoint of round {self._tested['round']}" if self._tested else ""
-        return [*lines, f"Test score of the winner, {self.winner_label} (trial {self.best.name}{at}): {scores}."]
+        return [*lines, f"Winner: {self.winner_label} (trial {self.best.name}{at}): {scores}."]
 
     @property
-    def budget_sentences(self) -> list[str]:
-        """A sentence about what was spent of `search.budget`; empty without one."""
+    def work_sentences(self) -> list[str]:
+        """Sentences about the work of the trials against that of a full grid, and of `search.budget`."""
+        rounds, known = self.spec.experiment.rounds, len(self.spec.configurations) or self.spec.search.samples or 1
+        ran = sum(len(trial.records) for trial in self.trials)
+        share = percent(ran / (known * rounds))
+        work = [f"Work: {ran} rounds, {share} of a full grid ({known} trials of {rounds} rounds)."]
         note = self.folder.record().get("budget")
         if note is None:
-            return []
+            return [] if self.spec.search.is_one_run else work
         key, unit, what = ("seconds", "s", "") if "seconds" in note else ("client_rounds", "count", " client rounds")
         spent, limit = (number(note[name], unit) for name in ("spent", key))
         end = ", which ended the search" if note["ended"] else ""
-        return [f"Budget: {spent} of {limit}{what} spent{end} (search.budget)."]
+        return [*work, f"Budget: {spent} of {limit}{what} spent{end} (search.budget)."]
 
     @property
     def deployed_curves(self) -> dict[str, Points]:
@@ -448,7 +452,7 @@ class FinishedSearch:
         if self.best_rows:
             text += f"\n## Best by metric\n\n{trial_table(self.best_rows, winner=winner).markdown()}"
         warning = [f"**{note}**" for note in [self.test_selection_warning] if note]
-        if notes := warning + self.budget_sentences + self.selection_lines:
+        if notes := warning + self.work_sentences + self.selection_lines:
             text += "\n" + "\n\n".join(notes) + "\n"
         (path / "results.md").write_text(text, encoding="utf-8")
 

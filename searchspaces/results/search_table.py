@@ -1,6 +1,8 @@
 """Terminal output of a search: live table and closing tables."""
 
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group
@@ -28,7 +30,8 @@ class SearchTable:
     rounds: number of rounds of each trial. labels: one per trial, read when the table is drawn, so that a label may be
     replaced in the list once a sampler has chosen the configuration. metric, mode: sort order of a sweep; with Hedge
     records, the table is sorted by weight. smooth: see `smoothing.smoothed`. policy: deployed policy whose mean score
-    so far is shown next to that of the best expert in hindsight.
+    so far is shown next to that of the best expert in hindsight. ends_early: whether some trials may not run all
+    rounds, so that the time left is an upper limit. clock: seconds.
     """
 
     def __init__(
@@ -41,8 +44,12 @@ class SearchTable:
         mode: str = "max",
         policy: str = "leader",
         smooth: float = 0.0,
+        ends_early: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self.policy, self.smooth = policy, smooth
+        self.policy, self.smooth, self.ends_early, self.clock = policy, smooth, ends_early, clock
+        self._begun: tuple[float, int] | None = None
+        """Time at which the first trial started, and the rounds that a resumed search had completed by then."""
         self._values: list[dict[int, float]] = [{} for _ in labels]
         self._rounds: list[RoundRecord] = []
         self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
@@ -89,6 +96,8 @@ class SearchTable:
     def state(self, index: int, text: str) -> None:
         """Set the state of one trial, such as running, waiting, finished or failed."""
         self._states[index] = text
+        if text == "running" and self._begun is None:
+            self._begun = self.clock(), self._done
 
     def hedge(self, record: RoundRecord) -> None:
         """Record a round of Hedge."""
@@ -100,7 +109,7 @@ class SearchTable:
             leader = self._order()[0]
             self._print(
                 f"round {round_}/{self.rounds}  {self._figures(record)}  "
-                f"leader {self.labels[leader]} ({percent(record['weights'][leader])})"
+                f"leader {self.labels[leader]} ({percent(record['weights'][leader])}){self._left()}"
             )
 
     def note(self, text: str) -> None:
@@ -115,12 +124,21 @@ class SearchTable:
             print(f"{self.name}: {line}", file=self.console.file, flush=True)
 
     def _sweep_line(self) -> str:
-        line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials"
+        line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials{self._left()}"
         sound = [index for index in self._best if self._states[index] != "failed"]
         if not sound:
             return line
         best = min(sound, key=lambda index: self._sign * self._best[index])
         return f"{line}, best {self._text(self._best[best])} ({self.labels[best]})"
+
+    def _left(self) -> str:
+        """Time that the remaining rounds take at the pace so far; empty if it is unknown."""
+        total = len(self.labels) * self.rounds
+        if self._begun is None or not self._begun[1] < self._done < total:
+            return ""
+        begun, before = self._begun
+        seconds = (self.clock() - begun) * (total - self._done) / (self._done - before)
+        return f", {'at most ' * self.ends_early}about {number(round(seconds), 's')} left"
 
     def _text(self, value: float) -> str:
         return number(value, unit_of(self.metric))
@@ -173,7 +191,8 @@ class SearchTable:
             return self._sweep_line()
         # The leader's configuration and weight are the table's first row.
         hedge = self._hedge
-        return f"round {hedge['round']}/{self.rounds}  leader {self._order()[0]:03d}  {self._figures(hedge)}"
+        figures = f"{self._figures(hedge)}{self._left()}"
+        return f"round {hedge['round']}/{self.rounds}  leader {self._order()[0]:03d}  {figures}"
 
     def _weight(self, weight: float) -> str:
         return f"{bar(weight)} {percent(weight):>7}"

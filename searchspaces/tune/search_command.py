@@ -107,7 +107,15 @@ def search_table(spec: SearchSpec) -> SearchTable:
     kind = NotebookTable if in_notebook() else SearchTable
     policy = getattr(section, "deploy", "leader")
     name, rounds = spec.experiment.name, spec.experiment.rounds
-    return kind(name, rounds, labels, metric=section.metric, mode=section.mode, policy=policy, smooth=section.smooth)
+    ends_early = bool(section.budget or section.ends_trials_by or spec.experiment.early_end)
+    return kind(
+        *(name, rounds, labels),
+        metric=section.metric,
+        mode=section.mode,
+        policy=policy,
+        smooth=section.smooth,
+        ends_early=ends_early,
+    )
 
 
 def _searches_output(searches: Iterable[FinishedSearch]) -> CommandOutput:
@@ -136,7 +144,7 @@ def search_output(finished: FinishedSearch) -> CommandOutput:
             theta.table.print()
         if finished.test_selection_warning:
             click.secho(finished.test_selection_warning, fg="red")
-        for line in [*finished.deployed_sentences, *finished.budget_sentences, *finished.selection_lines]:
+        for line in [*finished.deployed_sentences, *finished.work_sentences, *finished.selection_lines]:
             click.echo(line)
         print_outcome(place, entry)
 

@@ -4,10 +4,12 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,9 @@ WAITING = "TUNE_MAX_PENDING_TRIALS_PG", "200"
 """Environment variable with the number of trials that may wait for room. `ResumableSearch` has a limit of its own; for
 a class that is not its own, Tune's default is 1.
 """
+
+TUNE_LOGGERS = {"mlflow": "ray.air.integrations.mlflow", "wandb": "ray.air.integrations.wandb"}
+"""Modules of Ray Tune's own loggers, by the library that each imports."""
 
 TUNE_LOG = "ray.tune.execution.tune_controller"
 """Name of the logger to which Ray Tune reports failed trials."""
@@ -219,7 +224,7 @@ def _carry_out(
             for record in trial.records:
                 show.trial(int(trial.name), record)
             show.state(int(trial.name), "waiting")
-    with ray_session(address):
+    with ray_session(address, prestart=False):
         listener.termination, session.termination.saves = session.termination, True
         try:
             warnings += _tune(spec.with_device(device), folder, session.data, listener)
@@ -227,21 +232,22 @@ def _carry_out(
             if session.termination.came:
                 listener.save_trials()
             raise
-        warnings[:] = dict.fromkeys([*warnings, *listener.warnings])
-        warnings += _privacy_warnings(spec, folder, len(session.data[1]))
-        finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
-        for trial in finished.trials:
-            run_record = expert_folder(folder.path, int(trial.name)).record()
-            warnings += [
-                f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
-            ]
-        warnings += finished.divergence_warnings + finished.fedex_warnings
-        # Before the winner is scored: that cannot lose the results.
-        finished.write()
-        warnings += score_winner(finished, session.data)
-        finished.write()
-        warnings += _record(finished)
-        session.finish(finished.summary, finished.draw)
+    # Without Ray, whose processes end while MLflow is imported in another thread.
+    warnings[:] = dict.fromkeys([*warnings, *listener.warnings])
+    warnings += _privacy_warnings(spec, folder, len(session.data[1]))
+    finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
+    for trial in finished.trials:
+        run_record = expert_folder(folder.path, int(trial.name)).record()
+        warnings += [
+            f"trial {trial.name}: {sentence}" for sentence in left_out_warnings(run_record.get("quarantined", {}))
+        ]
+    warnings += finished.divergence_warnings + finished.fedex_warnings
+    # Before the winner is scored: that cannot lose the results.
+    finished.write()
+    warnings += score_winner(finished, session.data)
+    finished.write()
+    warnings += _record(finished)
+    session.finish(finished.summary, finished.draw)
     return finished
 
 
@@ -386,7 +392,7 @@ def _fit(tuner: tune.Tuner, scheduler: Any, resumes: bool, listener: SearchCallb
     # Written again as the reports are repeated.
     listener.blocks.path.unlink(missing_ok=True)
     try:
-        with _environment(*WAITING) if resumes else nullcontext():
+        with _without_loggers(), _environment(*WAITING) if resumes else nullcontext():
             grid = tuner.fit()
             return [grid[i] for i in range(len(grid))]
     except KeyboardInterrupt:
@@ -397,6 +403,29 @@ def _fit(tuner: tune.Tuner, scheduler: Any, resumes: bool, listener: SearchCallb
         if isinstance(scheduler, HedgeScheduler | PromotionScheduler) and scheduler.error:
             raise scheduler.error from None
         raise
+
+
+@contextmanager
+def _without_loggers() -> Iterator[None]:
+    """Tune runs without the libraries of its own loggers: it imports them, for seconds, to count who uses them."""
+    # Not those that are loaded, which cost nothing; others may be loading in another thread.
+    names = [library for library, logger in TUNE_LOGGERS.items() if not {library, logger} & set(sys.modules)]
+    for library in names:
+        modules: dict[str, Any] = sys.modules
+        # Python's way to say that a module does not exist.
+        modules[library] = None
+        try:
+            import_module(TUNE_LOGGERS[library])
+        finally:
+            del modules[library]
+    try:
+        yield
+    finally:
+        # Who uses Tune after this search has them with their libraries.
+        for library in names:
+            package, _, name = TUNE_LOGGERS[library].rpartition(".")
+            sys.modules.pop(TUNE_LOGGERS[library], None)
+            vars(sys.modules[package]).pop(name, None)
 
 
 @contextmanager

@@ -215,6 +215,11 @@ class HedgeSearch(SearchKind):
                 "search.allocate: promote lets experts rest, and an expert that rests on a stream misses tasks; remove "
                 "it, or set `comeback` to stop experts"
             )
+        if (evaluations := _scored_rounds(experiment)) <= self.grace:
+            raise UserError(
+                f"search.grace: {self.grace} is not below the number of evaluations of a trial, {evaluations}, so that "
+                "no expert would be promoted; lower it, or evaluation.every"
+            )
         if self.mode == "min" and self.range is None:
             raise UserError(
                 "search.range: `allocate: promote` needs losses in [0, 1]; set a range such as [0, 4.6] for "

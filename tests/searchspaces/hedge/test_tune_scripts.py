@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 from functools import partial
@@ -21,7 +22,7 @@ from reservations import free_reservations
 from trainables import Scripted, loss_of
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.searchspaces.hedge.scheduler import HedgeHooks, HedgeScheduler, TrialRules
+from hedgerow.searchspaces.hedge.scheduler import JOURNAL, HedgeHooks, HedgeScheduler, TrialRules
 from hedgerow.searchspaces.hedge.weight_callback import HedgeCallback
 from hedgerow.searchspaces.hedge.weights import Hedge
 from hedgerow.searchspaces.tune.search_runner import TUNE_SETTINGS
@@ -247,6 +248,39 @@ def test_a_restored_search_of_a_searcher_keeps_the_numbers_of_its_trials(tmp_pat
     has_closed_form(results)
     # A trial that was paused after its last round has the result of its checkpoint.
     assert any("hedge/weight" in result.metrics for result in results)
+
+
+class Snapshots(tune.Callback):
+    """Keeps a copy of the snapshot that Tune has written of its first two trials."""
+
+    def __init__(self, experiment: Path, copy: Path):
+        self.experiment, self.copy = experiment, copy
+
+    def on_trial_save(self, trials: list[Any], **info: Any) -> None:
+        if len(trials) == 2:
+            shutil.copytree(self.experiment, self.copy, dirs_exist_ok=True)
+
+
+@pytest.mark.exhaustive("processes")
+def test_a_trial_that_began_after_the_snapshot_of_a_restored_search_is_created_again_and_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    (armed := tmp_path / "armed").touch()
+    scheduler = HedgeScheduler(metric="loss", mode="min", range=(0, 1), rules=TrialRules(ahead=2))
+    # The third trial begins when the first one has ended.
+    callbacks = [Snapshots(tmp_path / "tune", tmp_path / "copy"), Crash(armed, 2 * ROUNDS + 3)]
+    space = {"number": tune.grid_search([0.1, 0.35, 0.6])}
+    with pytest.raises(TuneError, match="interrupted"):
+        fit(tmp_path, saving, space, scheduler, cpus=2, max_concurrent_trials=2, run={"callbacks": callbacks})
+    free_reservations()
+    journal = (tmp_path / "tune" / JOURNAL).read_text()
+    shutil.rmtree(tmp_path / "tune")
+    shutil.move(tmp_path / "copy", tmp_path / "tune")
+    (tmp_path / "tune" / JOURNAL).write_text(journal)
+    tuner = tune.Tuner.restore(str(tmp_path / "tune"), tune.with_resources(saving, {"cpu": 2}))
+    results = tuner.fit()
+    assert len(results) == 3
+    assert not results.errors
+    has_closed_form(results)
 
 
 @pytest.mark.parametrize(

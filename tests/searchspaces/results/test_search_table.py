@@ -187,3 +187,19 @@ def test_the_closing_tables_of_a_search_in_which_nothing_worked():
     assert "died" in out.getvalue()
     assert "[bold]" in out.getvalue()
     assert "Best by metric" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("ends_early", "words"), [(False, "about 30 s left"), (True, "at most about 30 s left")])
+def test_the_time_left_is_that_of_the_remaining_rounds_at_the_pace_of_this_session(ends_early, words):
+    out, times = io.StringIO(), [100.0]
+    with SearchTable(
+        "mine", 10, ["a", "b"], Console(file=out), ends_early=ends_early, clock=lambda: times[-1]
+    ) as table:
+        # A resumed search has four of its twenty rounds; four more take ten seconds, so that twelve take thirty.
+        for index in range(2):
+            table.trial(index, {"round": 2})
+        assert "left" not in out.getvalue()
+        table.state(0, "running")
+        times.append(110.0)
+        table.trial(0, {"round": 6})
+    assert out.getvalue().splitlines()[-1] == f"mine: 8/20 rounds of 2 trials, {words}"

@@ -291,6 +291,11 @@ BAD = {
         "allocate: promote\n  metric: validation_loss",
         "search.range: `allocate: promote` needs losses in [0, 1]; set a range such as [0, 4.6] for validation_loss",
     ),
+    "promotion that promotes no expert": (
+        "kind: hedge",
+        "allocate: promote\n  grace: 4",
+        "search.grace: 4 is not below the number of evaluations of a trial, 4, so that no expert would be promoted",
+    ),
     "promotion in packs": (
         "kind: hedge",
         "allocate: promote\n  pack: 2",

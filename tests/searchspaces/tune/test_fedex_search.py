@@ -247,7 +247,7 @@ def test_the_distributions_and_the_test_score_are_shown(finished, capsys):
     search_output(finished).render()
     shown, written = capsys.readouterr().out, (finished.folder.path / "results.md").read_text()
     for text in (shown, written):
-        assert text.count("Test score of the final model: test accuracy ") == 1
+        assert text.count("Final model: validation accuracy ") == 1
         assert text.count("Distribution of ") == 2
         assert "Best by metric" not in text
     assert FinishedSearch.read(finished.folder).thetas[0].rows == lr.rows

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -422,3 +423,20 @@ def test_a_search_whose_ray_cannot_start_is_not_advised_to_run_without_ray(tmp_p
     assert words.startswith("hedgerow: Ray failed to start on this machine (")
     assert words.count("\n") == 1
     assert words.endswith("unusable; try again\n")
+
+
+@pytest.mark.exhaustive("processes")
+def test_a_search_without_mlflow_imports_no_library_of_a_logger_and_leaves_those_of_tune_usable(tmp_path):
+    section = {"kind": "grid", "space": {"algorithm.lr": [0.1]}}
+    (tmp_path / "search.yaml").write_text(
+        plan(tmp_path, rounds=2, algorithm={"name": "fedavg", "batch_size": 8}, search=section).dump()
+    )
+    script = (
+        "import sys, hedgerow\n"
+        "print(hedgerow.search('search.yaml').status)\n"
+        "print([name for name in ('mlflow', 'wandb') if name in sys.modules])\n"
+        "from ray.air.integrations import mlflow, wandb\n"
+        "print(mlflow.mlflow is not None, wandb.wandb is not None)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-3:] == ["finished", "[]", "True True"]

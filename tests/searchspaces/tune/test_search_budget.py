@@ -11,6 +11,7 @@ from hedgerow import load
 from hedgerow.platform.common.errors import Interrupted, UserError
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
+from hedgerow.platform.tracking.formatting import scores_text
 from hedgerow.searchspaces.extra.replay import replay
 from hedgerow.searchspaces.hedge.standing import incomplete
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
@@ -111,7 +112,9 @@ def test_a_search_trains_until_its_client_rounds_are_spent(undisturbed, capsys):
     search_output(undisturbed).render()
     assert capsys.readouterr().out.count(sentence) == 1
     assert sentence in (undisturbed.folder.path / "results.md").read_text()
-    assert load(undisturbed.folder).budget_sentences == [sentence]
+    assert load(undisturbed.folder).work_sentences == [
+        "Work: 11 rounds, 45.8 % of a full grid (4 trials of 6 rounds).", sentence
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("ray_here")
@@ -119,7 +122,7 @@ def test_a_budget_that_is_not_spent_changes_nothing(tmp_path):
     keys = {**ONE, "space": {"algorithm.lr": [0.01]}}
     finished = search(budgeted(tmp_path, {"client_rounds": 37}, **keys))
     assert finished.folder.record()["budget"] == {"client_rounds": 37, "spent": 36, "ended": False}
-    assert finished.budget_sentences == ["Budget: 36 of 37 client rounds spent (search.budget)."]
+    assert finished.work_sentences[-1] == "Budget: 36 of 37 client rounds spent (search.budget)."
     assert [trial.status for trial in finished.trials] == ["finished"]
 
 
@@ -140,11 +143,29 @@ def test_a_resumed_search_has_spent_what_it_spent_before(undisturbed, tmp_path):
     assert resumed.folder.record()["budget"] == undisturbed.folder.record()["budget"]
 
 
+@pytest.mark.usefixtures("ray_here")
+def test_promotion_spends_what_it_is_given_and_says_what_it_chose_at_which_price(tmp_path, capsys):
+    keys = {**ONE, "kind": "hedge", "allocate": "promote", "grace": 1, "reduction": 2}
+    half, whole = (search(budgeted(tmp_path, budget, **keys)) for budget in ({"client_rounds": 12 * COHORT}, None))
+    assert [len(trial.records) for trial in whole.trials] == [ROUNDS] * 4
+    # Less work ends the same sequence of blocks earlier.
+    assert 4 < len(half.blocks) < len(whole.blocks)
+    assert half.blocks == whole.blocks[: len(half.blocks)]
+    assert sum(len(trial.records) for trial in half.trials) == 12
+    assert whole.work_sentences == ["Work: 24 rounds, 100.0 % of a full grid (4 trials of 6 rounds)."]
+    search_output(half).render()
+    out = capsys.readouterr().out
+    assert "Work: 12 rounds, 50.0 % of a full grid (4 trials of 6 rounds)." in out
+    assert f"Winner: {half.winner_label} (trial {half.winner_name}" in out
+    assert f"): {scores_text(half.winner_scores)}." in out
+    assert [*half.winner_scores] == ["validation_accuracy", "test_accuracy", "test_loss"]
+
+
 KINDS = {
     "hedge": {"kind": "hedge", "concurrency": 2},
     "lock-step": {"kind": "hedge", "ahead": 0, "pack": "off"},
     "turns": {"kind": "hedge", "ahead": 2, "concurrency": 2, "pack": "off"},
-    "promote": {"kind": "hedge", "allocate": "promote", "concurrency": 2},
+    "promote": {"kind": "hedge", "allocate": "promote", "grace": 1, "concurrency": 2},
     "grid": {"concurrency": 2},
     "random": {"kind": "random", "samples": 4, "space": {"algorithm.lr": {"loguniform": [0.01, 0.3]}}},
     "asha": {"kind": "asha", "grace": 2, "reduction": 2, "concurrency": 2},

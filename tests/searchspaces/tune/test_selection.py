@@ -47,7 +47,7 @@ def test_the_test_score_of_the_winner_is_shown_once(finished):
     assert summary["winner_test_accuracy"] == last(finished, "test_accuracy")[0]
     assert summary["winner_test_loss"] == last(finished, "test_loss")[0]
     text = (finished.folder.path / "results.md").read_text()
-    assert text.count("Test score of the winner, lr=0.3 (trial 000): test accuracy ") == 1
+    assert text.count("Winner: lr=0.3 (trial 000): validation accuracy ") == 1
     assert "Validation samples: 10.0 % of each client's training samples (task.validation)." in text
     assert TEST_NOTE not in text
     assert "fraction: 0.1" in finished.folder.experiment.read_text()
@@ -70,7 +70,7 @@ def test_a_selection_by_test_samples_says_so(finished, capsys):
     search_output(same).render()
     shown = capsys.readouterr().out
     assert TEST_NOTE in shown
-    assert "Test score of the winner, lr=1e-05 (trial 001): test accuracy" in shown
+    assert "Winner: lr=1e-05 (trial 001): test accuracy" in shown
 
 
 @pytest.mark.usefixtures("ray_here")

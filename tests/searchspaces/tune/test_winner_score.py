@@ -51,7 +51,7 @@ def test_it_is_that_of_its_last_checkpoint(tmp_path, monkeypatch, rounds, scored
     whole = run(finished.spec.trial({**finished.best.overrides, **inline})).records[scored - 1]
     assert finished.test_score == {name: whole[name] for name in ("test_accuracy", "test_loss")}
     assert finished.summary["winner_test_accuracy"] == whole["test_accuracy"]
-    assert f"(trial 000, checkpoint of round {scored}): test accuracy" in finished.selection_lines[-1]
+    assert f"(trial 000, checkpoint of round {scored}): validation accuracy" in finished.selection_lines[-1]
 
 
 def test_without_a_checkpoint_there_is_a_sentence(tmp_path, monkeypatch):
