@@ -32,12 +32,7 @@ from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.factory import build_data, build_partition
 from hedgerow.platform.runtime.process import peak
 
-TESTS = (
-    "runtime/test_gpu.py",
-    "runtime/test_gpu_memory.py",
-    "runtime/test_every_algorithm.py",
-    "runs/test_compute_choice.py",
-)
+TESTS = ("runtime/test_gpu", "runtime/test_gpu_memory", "runtime/test_every_algorithm", "runs/test_compute_choice")
 DEFAULTS = ["resources.deterministic=false", "engine.precision=tf32"]
 LAST = 3
 """Number of last evaluations over which an accuracy is averaged."""
@@ -59,6 +54,8 @@ def tests() -> dict[str, Any]:
         begun = time.perf_counter()
         subprocess.run([*command, *files], cwd=root, stdout=sys.stderr, check=False)
         cases = list(ET.parse(report).iter("testcase"))
+    if not cases:
+        raise SystemExit("gpu.py: no test ran")
     kinds = {case: next((child.tag for child in case if child.tag != "properties"), "passed") for case in cases}
     named = {case: re.search(r"\[(.*)\]", case.get("name", "")) for case in cases}
     graphs = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -216,16 +216,20 @@ def _places(module: nn.Module) -> list[tuple[tuple[str, ...], dict[str, Any], st
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Attributes of a module other than parameters, buffers, submodules and the mode; none of a layer of torch itself,
-    where they follow from its parameters.
+    """Attributes of a module other than parameters, buffers, submodules and the mode.
+
+    Lists of its parameters, which recurrent layers of torch keep, follow from these and are left out.
     """
-    if type(module).__module__.startswith("torch.nn."):
-        return {}
     return {
         name: value
         for name, value in vars(module).items()
         if name not in ("_parameters", "_buffers", "_modules", "training")
+        and not (type(module).__module__.startswith("torch.nn.") and _lists_tensors(value))
     }
+
+
+def _lists_tensors(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, (Tensor, ReferenceType)) for one in value)
 
 
 def call(module: nn.Module, w: dict[str, Tensor], *inputs: Any, **options: Any) -> Any:

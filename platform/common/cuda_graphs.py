@@ -28,11 +28,16 @@ class CapturedCalls:
     The first call with new settings or shapes runs the function, in which libraries prepare themselves; it raises
     CaptureFailed if the function waits for the GPU. The second one captures its kernels. From then on, inputs are
     copied to where the kernels read them, and one launch runs them all. The results of a call are overwritten by a
-    later one.
+    later one, of this function or of another.
     """
 
     def __init__(self) -> None:
         self._graphs: OrderedDict[Hashable, tuple[Hashable, _Graph | None]] = OrderedDict()
+        self._stream: Any = None
+
+    def __len__(self) -> int:
+        """Number of graphs."""
+        return sum(graph is not None for _, graph in self._graphs.values())
 
     def of(self, name: Hashable, settings: Hashable, shared: Tree) -> Callable[[Function, Tree, Hashable], Any]:
         """Caller of a function, as (function, its own inputs, what else determines its kernels) -> results.
@@ -52,7 +57,10 @@ class CapturedCalls:
             if graph is None:
                 # Memory that no graph uses any more cannot be used again.
                 pools = (one.pool for _, one in self._graphs.values() if one is not None)
-                graph = _Graph(function, shared, own, next(pools, None) or torch.cuda.graph_pool_handle())
+                # A stream has buffers of libraries of its own.
+                self._stream = self._stream or torch.cuda.Stream()
+                pool = next(pools, None) or torch.cuda.graph_pool_handle()
+                graph = _Graph(function, shared, own, pool, self._stream)
                 self._graphs[key] = settings, graph
             elif id(graph) not in copied:
                 _copy(shared, graph.shared)
@@ -68,29 +76,49 @@ class CapturedCalls:
 
 
 def _without_waiting(function: Function, shared: Tree, own: Tree) -> Any:
-    """Result of a function, which must not wait for the GPU."""
-    before = torch.cuda.get_sync_debug_mode()
+    """Result of a function, which must neither wait for the GPU nor draw from torch's generators.
+
+    A graph would repeat the draws of the CPU; those of the GPU have not been tried.
+    """
+    before, generators = torch.cuda.get_sync_debug_mode(), _generators()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        return function(shared, own)
-    except RuntimeError as error:
-        if "synchronizing" not in str(error):
+        results = function(shared, own)
+    except Exception as error:
+        if not _waited(error):
             raise
         raise CaptureFailed("it reads a value back from the GPU, or writes one there") from error
     finally:
         torch.cuda.set_sync_debug_mode(before)
+    if not all(map(torch.equal, generators, _generators())):
+        raise CaptureFailed("it draws from torch's generator")
+    return results
+
+
+def _generators() -> tuple[torch.Tensor, torch.Tensor]:
+    """States of torch's generators, on the CPU and on the GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state()
+
+
+def _waited(error: BaseException | None) -> bool:
+    """Whether a function waited for the GPU. PyTorch has no class of this error, so that its message decides."""
+    while error is not None:
+        if "called a synchronizing CUDA operation" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class _Graph:
     """Graph of one function. Raises CaptureFailed, after which no other graph in the same memory can be used.
 
-    pool: memory of the kernels' results, which graphs share since they run one after the other.
+    pool: memory of the kernels' results, which graphs share since they run one after the other. stream: of the capture.
     """
 
-    def __init__(self, function: Function, shared: Tree, own: Tree, pool: Any):
+    def __init__(self, function: Function, shared: Tree, own: Tree, pool: Any, stream: Any):
         self.shared, self.own = tree_map(torch.clone, shared), tree_map(torch.clone, own)
         self.pool, self._graph = pool, torch.cuda.CUDAGraph()
-        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        current = torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             self._graph.capture_begin(pool=pool)

@@ -20,13 +20,16 @@ WIDENED, WIDENED_GPU = 2**16, 2**24
 def finite_clients(up: Tree, count: int) -> Tensor:
     """Mask (C,) of the clients of a chunk that sent only finite numbers, on the device of the update."""
     # The sum of a row is finite exactly when its entries are, unless they are so large that the client diverged anyway.
-    floats = [leaf for leaf in leaves(up) if leaf.is_floating_point()]
-    if count == 1 and all(leaf.device.type == "cpu" for leaf in floats):
-        return torch.tensor([isfinite(sum(float(leaf.sum()) for leaf in floats))])
-    if any(leaf.device.type != "cpu" for leaf in floats):
+    every = list(leaves(up))
+    floats = [leaf for leaf in every if leaf.is_floating_point()]
+    device = next((leaf.device for leaf in every), torch.device("cpu"))
+    if not floats:
+        return torch.ones(count, dtype=torch.bool, device=device)
+    if device.type != "cpu":
         return _flat(floats).sum(1).isfinite()
-    rows = [leaf.reshape(count, -1).sum(1).float() for leaf in floats]
-    return torch.stack(rows).sum(0).isfinite() if rows else torch.ones(count, dtype=torch.bool)
+    if count == 1:
+        return torch.tensor([isfinite(sum(float(leaf.sum()) for leaf in floats))])
+    return torch.stack([leaf.reshape(count, -1).sum(1).float() for leaf in floats]).sum(0).isfinite()
 
 
 TOGETHER = 4
@@ -50,7 +53,8 @@ class FlatSum:
 
     def add(self, up: Tree, weights: Tensor, finite: Tensor) -> None:
         """Add the weighted rows of a tree that are finite; nothing waits for the GPU."""
-        rows = _flat(list(leaves(up)))
+        # In float32, large integers would be rounded.
+        rows = _flat([leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves(up)])
         weights, finite = torch.where(finite, weights, 0.0), finite[:, None]
         size = max(1, WIDENED_GPU // len(rows))
         for piece, some in zip(self.vector.split(size), rows.split(size, dim=1), strict=True):
@@ -250,9 +254,10 @@ def sum_trees(trees: list[Any], scale: float = 1.0) -> Tree:
 
     if trees and isinstance(trees[0], FlatSum):
         # From memory that is not paged, the next exchange sends the same numbers back without waiting.
-        result = (pairwise([total.vector for total in trees], torch.add) * scale).float()
-        host = torch.empty(result.shape, pin_memory=True)
-        return trees[0].tree(host.copy_(result))
+        result = trees[0].tree((pairwise([total.vector for total in trees], torch.add) * scale).float())
+        host = tree_map(lambda leaf: torch.empty(leaf.shape, pin_memory=True).copy_(leaf, non_blocking=True), result)
+        torch.cuda.synchronize()
+        return host
     return tree_map(added, trees[0], *trees[1:]) if trees else {}
 
 

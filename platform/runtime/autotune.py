@@ -1,4 +1,4 @@
-"""Loop or vmap, chunk size, compiled or not: measured once per kind of machine and task, then cached."""
+"""Loop, graph or vmap, chunk size, compiled or not: measured once per kind of machine and task, then cached."""
 
 import hashlib
 import json
@@ -158,7 +158,8 @@ def tune_plan(
     batched, or None. key: everything that the choice depends on, including the hardware of the workers.
     """
     plans = candidate_plans(config, workload, no_vmap)
-    compiling = config.compile is not False and can_compile() and workload.alike and workload.steps <= UNROLLED
+    may_compile = config.compile is not False and config.precision != "bfloat16" and can_compile()
+    compiling = may_compile and workload.alike and workload.steps <= UNROLLED
     if len(plans) == 1:
         # The file determines the plan, so nothing is measured.
         return replace(plans[0], compiled=compiling and config.compile is True and plans[0].mode == "vmap")

@@ -209,14 +209,17 @@ def run_clients(
     clients in the shard to leaves (E, clients, ...). captured: graphs of steps that run as one.
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
-    run = one = _run_one(step, hypers, broadcasts, samples, captured if plan.mode == "graph" else None)
+    # A plan of a GPU may continue on the CPU, with the same calls.
+    is_captured = plan.mode == "graph" and samples.x.is_cuda
+    run = one = _run_one(step, hypers, broadcasts, samples, captured if is_captured else None)
     if plan.mode == "vmap":
         run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
     alone = None if plan.mode == "vmap" else samples.each(shard.batches, key, shard.clients, shard.keyed)
     for start in range(0, n, plan.chunk):
         rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
         clients = shard.clients[rows]
-        extra = tree_map(lambda leaf, rows=rows: leaf[:, torch.from_numpy(rows).to(leaf.device)], per_client)
+        at = torch.from_numpy(rows).to(samples.x.device, non_blocking=True) if per_client else None
+        extra = tree_map(lambda leaf, at=at: leaf[:, at], per_client)
         streams, keys = next(alone) if alone else samples.drawn(shard.batches, key, clients, shard.keyed)
         with precision_of_models(precision):
             if alone or samples.takes_padding or all(mask.all() for _, mask in streams.values()):
@@ -254,7 +257,7 @@ def _run_one(
     """captured: graphs of steps that run as one; None: kernel by kernel."""
     device = samples.x.device
     calls = [
-        None if captured is None else captured.of((step, variant), hp.model_dump_json(), down)
+        None if captured is None else captured.of((step, id(samples), variant), repr(hp.model_dump()), down)
         for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True))
     ]
 
@@ -263,7 +266,7 @@ def _run_one(
         rows, masks = ({name: pair[i] for name, pair in streams.items()} for i in (0, 1))
         own = keys.pop("", None)
         mine = {"rows": rows, "keys": keys} | ({} if own is None else {"key": own.to(device, non_blocking=True)})
-        kind = tuple((name, mask.numpy().tobytes()) for name, mask in masks.items()) if captured else None
+        kind = tuple((name, mask.numpy().tobytes()) for name, mask in masks.items()) if captured is not None else None
         answers = []
         for variant, (hp, down, call) in enumerate(zip(hypers, broadcasts, calls, strict=True)):
 
@@ -278,10 +281,14 @@ def _run_one(
             message, before = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
             inputs = {**mine, "message": message, "state": before}
             with _seeded(own, device):
-                answers.append(call(answer, inputs, kind) if call else answer(down, inputs))
-        if captured:
-            # Updates are added up at once; the rest is read later.
-            answers = [(update, *(tree_map(torch.clone, tree) for tree in rest)) for update, *rest in answers]
+                if call is None:
+                    answers.append(answer(down, inputs))
+                    continue
+                update, *rest = call(answer, inputs, kind)
+            if len(hypers) > 1:
+                update = tree_map(torch.clone, update)
+            # The update of a single variant is added up before the next call; all else is read after it.
+            answers.append((update, *(tree_map(torch.clone, tree) for tree in rest)))
         if len(answers) == 1:
             return tuple(tree_map(lambda leaf: leaf[None, None], tree) for tree in answers[0])
         return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))

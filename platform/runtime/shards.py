@@ -29,7 +29,7 @@ class ExecutionPlan:
 
     @property
     def simpler(self) -> "ExecutionPlan | None":
-        """Plan that runs instead of one that fails: half as many clients at once, or the loop; None: there is none."""
+        """Next plan to try if this one fails: half as many clients at once, or the loop; None: there is none."""
         if self.mode == "graph":
             return ExecutionPlan("loop")
         return replace(self, chunk=self.chunk // 2) if self.chunk > 1 else None
@@ -139,7 +139,7 @@ def step_name(step: str, place: Site) -> str:
 class PlanFailed(Exception):  # noqa: N818
     """A step cannot run under its plan: several clients at once do not fit into memory, or it cannot be captured.
 
-    step: see `step_name`. plan: that has a simpler one. reason: message of the first error.
+    step: see `step_name`. plan: the one that failed, which has a `simpler` one. reason: message of the error.
     """
 
     def __init__(self, step: str, plan: ExecutionPlan, reason: str):

@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.client_data import needs_default_format
 from hedgerow.algorithms.core.messages import PREDICTIONS
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.precision import Precision
-from hedgerow.algorithms.core.pytree import Tree, flatten, stack, sub, tree_map
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.cuda_graphs import CapturedCalls, CaptureFailed
@@ -230,11 +230,12 @@ class Worker:
                     part.add_no_predictions(rows.stop - rows.start)
                 weights = weights_of[i][rows]
                 if shard.weighted_by:
-                    weights = weights * metrics[shard.weighted_by].detach().double()
+                    weights = weights * metrics[shard.weighted_by].detach().to(weights.device, torch.float64)
                 part.add(up, weights, finite, metrics)
                 if shard.keeps_states and (state or self.track_models):
                     waiting.append((shard, np.arange(rows.start, rows.stop), state, model, finite, part))
-                    held += self.layouts[shard.variant].width * (rows.stop - rows.start)
+                    if self.device.type != "cpu":
+                        held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
             # On a GPU, reading a state waits for all clients before.
             if self.device.type == "cpu" or held > HELD:
                 self._keep_all(waiting)

@@ -35,6 +35,15 @@ RAGGED = partition(np.array([3, 60, 17, 1, 40, 59]), seed=1)
 LOOP, VMAP = EngineConfig(mode="loop"), EngineConfig(mode="vmap", chunk=4)
 
 
+def test_a_plan_of_a_gpu_has_the_numbers_of_the_loop_on_the_cpu():
+    """As in a run that began on a GPU and is continued on the CPU."""
+    loop, graph = (run_inline(FedAvg, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, engine=LOOP) for _ in range(2))
+    graph.executor.plans.take(0, {"train/clients": {"mode": "graph", "chunk": 1, "compiled": False}})
+    for _ in range(2):
+        assert next(graph)["train_loss"] == next(loop)["train_loss"]
+    assert distance(model(graph), model(loop)) == 0
+
+
 def test_results_do_not_depend_on_the_chunk_size():
     runs = []
     for chunk in (2, 3, 5, 6):

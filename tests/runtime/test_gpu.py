@@ -60,13 +60,27 @@ def test_a_graph_has_the_bits_of_the_loop(algorithm, sizes):
     for _ in range(4):
         one, other = next(loop), next(graph)
         assert [one[key] for key in ("train_loss", "test_loss")] == [other[key] for key in ("train_loss", "test_loss")]
-    assert graph.executor.plans.values(0)["train/clients"]["mode"] == "graph"
+    assert all(torch.equal(leaf, loop.server["w"][name]) for name, leaf in graph.server["w"].items())
+    assert len(graph.executor.transport.built[0].captured)
 
 
 def test_a_rate_that_decays_captures_again():
     loop, graph = (started(FedAvg, SIZES[0], mode, lr_decay=0.5) for mode in ("loop", "graph"))
     for _ in range(4):
         assert next(loop)["train_loss"] == next(graph)["train_loss"]
+    assert len(graph.executor.transport.built[0].captured)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_that_draws_from_torchs_generator_runs_as_a_loop(device):
+    class Drawing(FedAvg):
+        def train(self, hp, down, state, data):
+            w = {name: p + 0.01 * torch.randn(p.shape, device=device).to(p.device) for name, p in down["w"].items()}
+            return super().train(hp, {**down, "w": w}, state, data)
+
+    run = started(Drawing, SIZES[0], "graph")
+    next(run)
+    assert run.executor.plans.values(0)["train/clients"]["mode"] == "loop"
 
 
 def test_a_client_that_diverged_is_left_out_of_a_sum_on_the_gpu():

@@ -5,14 +5,27 @@ import torch
 from helpers import blobs, distance, model, partition, run_inline, small_task
 from torch.nn import functional
 
+import hedgerow
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.config.loader import parse_experiment
-from hedgerow.platform.runtime.worker import Worker
+from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
 
 DATA = blobs()
 SAMPLES = 24
+DIGITS = {
+    "name": "digits",
+    "rounds": 2,
+    "task": {
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": 4, "samples_per_client": 50},
+        "model": {"name": "mlp", "hidden": [20]},
+    },
+    "algorithm": {"name": "fedavg"},
+    "resources": {"executor": "inline", "device": "cpu"},
+    "tracking": {"enabled": False},
+}
 HYPER = {"batch_size": None, "steps": 6, "epochs": None, "lr": 0.2}
 
 
@@ -20,10 +33,8 @@ def trained(precision, mode="loop"):
     """Parameters after one round of one client."""
     run = run_inline(
         FedAvg, small_task(DATA), DATA, partition(torch.tensor([SAMPLES]).numpy()), HYPER,
-        engine=EngineConfig(mode=mode, chunk=1 if mode == "vmap" else "auto"), rounds=1,
+        engine=EngineConfig(mode=mode, chunk=1 if mode == "vmap" else "auto", precision=precision), rounds=1,
     )  # fmt: skip
-    worker: Worker = run.executor.transport.built[0]
-    worker.precision = precision
     record = next(run)
     return model(run), record
 
@@ -66,3 +77,26 @@ def test_compiled_steps_have_no_bfloat16():
     }
     with pytest.raises(UserError, match="compiled steps compute in float32 or tf32, and `precision` is bfloat16"):
         parse_experiment(values)
+
+
+def test_a_run_has_the_precision_of_its_file(tmp_path):
+    finished = {
+        precision: hedgerow.run(
+            DIGITS | {"engine": {"mode": "loop", "precision": precision}}, output=str(tmp_path), show=False
+        ).parameters
+        for precision in ("float32", "bfloat16")
+    }
+    apart = distance(finished["float32"], finished["bfloat16"])
+    assert 1e-5 < apart < 0.05
+
+
+def test_the_tuning_compiles_no_step_in_bfloat16(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEDGEROW_CACHE", str(tmp_path))
+    monkeypatch.setattr("hedgerow.platform.runtime.autotune.can_compile", lambda: True)
+    workload = Workload(64, rounds=10**6, steps=4, alike=True)
+
+    def cost(plan, steps):
+        return Measurement(1e-3 if plan.compiled else 2e-3)
+
+    plans = [tune_plan(EngineConfig(precision=p), None, workload, {"in": p}, cost) for p in ("float32", "bfloat16")]
+    assert [plan.compiled for plan in plans] == [True, False]

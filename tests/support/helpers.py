@@ -232,7 +232,7 @@ def run_inline(
     hosted, driven = build(algorithm, hyper, task), build(algorithm, hyper, task)
     spec = experiment(hosted.inner.hyper, **settings)
     follow = spec.evaluation.follows
-    worker = Worker([hosted], data, clients, spec.seed, spec.resources, follow)
+    worker = Worker([hosted], data, clients, spec.seed, spec.resources, follow, spec.engine.precision)
     return SingleRun([FederatedServer(spec, driven, clients, len(data.y_test))], worker, [folder])
 
 
