@@ -132,8 +132,8 @@ class ClientData:
     y: Tensor
     prepare: Callable[[Tensor], Tensor]
     streams: Mapping[str, tuple[Tensor, Tensor]]
-    """Stream name -> (indices (steps, size) into x and y, mask (steps, size)). Those of a single client have the mask on
-    the CPU, where reading it waits for no GPU, and the real samples of a mini-batch first."""
+    """Stream name -> (indices (steps, size) into x and y, mask (steps, size)). Of a single client, the mask is on the
+    CPU, where reading it waits for no GPU, and the real samples of a mini-batch come first."""
     batched: bool
     keys: Mapping[str, Tensor] = field(default_factory=dict)
     """Stream name -> (steps, views), for streams with several views of each sample."""
