@@ -146,7 +146,7 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         configs = configurations(search.space, resolved, search.samples, experiment.seed)
         _check_conditions(search.space, configs)
     except UserError as error:
-        raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
+        raise UserError(f"{_place(str(error), lines, source)}: {error}") from None
     # Some corners are also configurations.
     each = {frozen(overrides): overrides for overrides in (*corners(search.space, resolved), *configs)}
     for overrides in each.values():
@@ -155,7 +155,7 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         try:
             base = search.within_run(base, configs)
         except UserError as error:
-            raise UserError(f"{lines.get(('search', 'space'), source)}: {error}") from None
+            raise UserError(f"{_place(str(error), lines, source)}: {error}") from None
         experiment = parse_experiment(base, lines, source)
     return SearchSpec(experiment, search, base, _trials(search, configs))
 
@@ -187,6 +187,12 @@ def _trials(search: SearchKind, configurations: list[Overrides]) -> list[Overrid
     if search.is_one_run:
         return [{}]
     return [] if search.proposes else configurations
+
+
+def _place(sentence: str, lines: Lines, source: str) -> str:
+    """Place of the key that a sentence begins with; of the space if it begins with none that the file has."""
+    key = tuple(sentence.partition(":")[0].split("."))
+    return lines.get(key) or lines.get(("search", "space"), source)
 
 
 def _search_section(section: Any, lines: Lines, source: str, imports: bool = True) -> SearchKind:

@@ -276,8 +276,8 @@ def test_a_trial_that_began_after_the_snapshot_of_a_restored_search_is_created_a
     shutil.rmtree(tmp_path / "tune")
     shutil.move(tmp_path / "copy", tmp_path / "tune")
     (tmp_path / "tune" / JOURNAL).write_text(journal)
-    tuner = tune.Tuner.restore(str(tmp_path / "tune"), tune.with_resources(saving, {"cpu": 2}))
-    results = tuner.fit()
+    trainable = tune.with_resources(saving, {"cpu": 2})
+    results = tune.Tuner.restore(str(tmp_path / "tune"), trainable, param_space=space).fit()
     assert len(results) == 3
     assert not results.errors
     has_closed_form(results)
