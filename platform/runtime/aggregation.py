@@ -127,7 +127,7 @@ class PartialAggregate:
         if self.reduce == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
             return
-        if not any(True for _ in leaves(up)):
+        if next(leaves(up), None) is None:
             return
         if finite.device.type != "cpu":
             total = self.total = self.total if isinstance(self.total, FlatSum) else FlatSum.zero(up)

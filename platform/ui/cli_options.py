@@ -63,12 +63,14 @@ def starting(*names: str | Path) -> Iterator[None]:
     """
     if sys.stderr.isatty():
         click.echo(f"hedgerow {__version__}: reading {', '.join(map(str, names)) or 'tables'} ...", err=True)
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
         gc.freeze()
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _enter_folders(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

@@ -263,7 +263,7 @@ class FinishedSearch:
         rounds, known = self.spec.experiment.rounds, len(self.spec.configurations) or self.spec.search.samples or 1
         ran = sum(len(trial.records) for trial in self.trials)
         share = percent(ran / (known * rounds))
-        work = [f"Work: {ran} rounds, {share} of a full grid ({known} trials of {rounds} rounds)."]
+        work = [f"Work: {ran} rounds, {share} of a full grid ({known} trial{'s' * (known > 1)} of {rounds} rounds)."]
         note = self.folder.record().get("budget")
         if note is None:
             return [] if self.spec.search.is_one_run else work

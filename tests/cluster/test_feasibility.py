@@ -57,22 +57,22 @@ def test_a_plan_reads_the_file_of_a_cluster_that_scales(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "number", "expected"),
     [
-        ({}, [0, 12, 0]),
-        ({"placement": "spread"}, [4, 4, 4]),
-        ({"placement": "spread", "cpus_per_actor": 2}, [2, 5, 5]),
-        ({"device": "cuda"}, [0, 2, 2]),
-        ({"gpus_per_actor": 0.25}, [0, 8, 4]),
-        ({"gpus_per_actor": 0.25, "placement": "spread"}, [0, 6, 6]),
+        ({}, 12, [0, 12, 0]),
+        ({"placement": "spread"}, 12, [4, 4, 4]),
+        ({"placement": "spread", "cpus_per_actor": 2}, 12, [2, 5, 5]),
+        ({"device": "cuda"}, 4, [0, 2, 2]),
+        ({"gpus_per_actor": 0.25}, 12, [0, 8, 4]),
+        ({"gpus_per_actor": 0.25, "placement": "spread"}, 12, [0, 6, 6]),
         # Of 16 GB and of 64, three tenths are the object store's.
-        ({"memory_mb": 4000, "placement": "spread"}, [2, 5, 5]),
-        ({"memory_mb": 5000}, [0, 8, 4]),
+        ({"memory_mb": 4000, "placement": "spread"}, 12, [2, 5, 5]),
+        ({"memory_mb": 5000}, 12, [0, 8, 4]),
     ],
 )
-def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, expected):
+def test_actors_are_packed_or_spread_within_the_room_of_each_node(settings, number, expected):
     nodes = parse_nodes(MIXED)
-    placed = place(Resources(**settings), sum(expected), nodes)
+    placed = place(Resources(**settings), number, nodes)
     assert placed == expected
     for node, actors in zip(nodes, placed, strict=True):
         assert actors <= actors_that_fit(Resources(**settings), [node.resources])
@@ -132,7 +132,11 @@ LACKING = [
     (("resources.actors=20",), "1x(cpus=20,memory=16)", "not enough memory on node 1: 20 client actors need 12 GB"),
     (("resources.actors=2", "resources.memory_mb=9000"), "1x(cpus=2,memory=16)", "not enough memory on node 1"),
     (("resources.actors=1",), "1x(cpus=2,memory=0.0006)", "not enough memory on node 1"),
-    (("resources.device=cpu", "resources.actors=20", "resources.memory_mb=5000"), MIXED, "1, node 2, node 3; lower"),
+    (
+        ("resources.device=cpu", "resources.actors=20", "resources.memory_mb=5000"),
+        MIXED,
+        "not enough memory on node 1, node 2, node 3; lower",
+    ),
     ((), "4 nodes", "write groups such as 4x(cpus=16,gpus=2,memory=64)"),
     ((), "4x(cpus=16,gpu=2,memory=64)", "did you mean 'gpus'?"),
     ((), "4x(cpus=16)", "nodes.0.memory is missing"),

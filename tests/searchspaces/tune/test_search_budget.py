@@ -122,7 +122,10 @@ def test_a_budget_that_is_not_spent_changes_nothing(tmp_path):
     keys = {**ONE, "space": {"algorithm.lr": [0.01]}}
     finished = search(budgeted(tmp_path, {"client_rounds": 37}, **keys))
     assert finished.folder.record()["budget"] == {"client_rounds": 37, "spent": 36, "ended": False}
-    assert finished.work_sentences[-1] == "Budget: 36 of 37 client rounds spent (search.budget)."
+    assert finished.work_sentences == [
+        "Work: 6 rounds, 100.0 % of a full grid (1 trial of 6 rounds).",
+        "Budget: 36 of 37 client rounds spent (search.budget).",
+    ]
     assert [trial.status for trial in finished.trials] == ["finished"]
 
 
