@@ -47,9 +47,9 @@ class EngineConfig(Section):
 
     @property
     def of_gpus(self) -> str | None:
-        """Setting that only a GPU can have; None if there is none."""
+        """Key and value that only a GPU can have; None if there are none."""
         if self.mode == "graph" or any(plan.mode == "graph" for plan in self.plans.values()):
-            return "mode: graph" if self.mode == "graph" else "plans with mode graph"
+            return "mode: graph" if self.mode == "graph" else "plans: mode graph"
         return "precision: tf32" if self.precision == "tf32" else None
 
     @property

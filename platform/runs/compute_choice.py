@@ -48,7 +48,7 @@ def choose_device(
 def check_engine(engine: EngineConfig, device: Device) -> None:
     """Raise UserError for a setting that this device cannot have."""
     if device == "cpu" and engine.of_gpus:
-        raise UserError(f"engine: {engine.of_gpus} needs a GPU, and clients compute on the CPU; remove it")
+        raise UserError(f"engine.{engine.of_gpus} needs a GPU, and clients compute on the CPU; remove it")
 
 
 def say_device(device: Device, address: str | None) -> None:

@@ -205,14 +205,14 @@ def test_a_run_that_began_on_a_gpu_is_continued_elsewhere_only_on_demand(gpus, t
     ("engine", "what"),
     [
         ({"mode": "graph"}, "mode: graph"),
-        ({"plans": {"train/clients": {"mode": "graph"}}}, "plans with mode graph"),
+        ({"plans": {"train/clients": {"mode": "graph"}}}, "plans: mode graph"),
         ({"precision": "tf32"}, "precision: tf32"),
     ],
 )
 def test_a_setting_of_gpus_is_refused_on_the_cpu(engine, what, tmp_path):
     with pytest.raises(UserError) as caught:
         hedgerow.run(FILE | {"engine": engine, "resources": {"device": "cpu"}}, output=str(tmp_path))
-    assert str(caught.value) == f"engine: {what} needs a GPU, and clients compute on the CPU; remove it"
+    assert str(caught.value) == f"engine.{what} needs a GPU, and clients compute on the CPU; remove it"
     assert not list(tmp_path.iterdir())
 
 
