@@ -4,8 +4,8 @@
                                        [--data-root FOLDER] [--quick]
     python benchmarks/tuning.py compare [digits mnist ...] [--methods ASHA ...] [--seeds 5] [--results NAME] [--quick]
 
-`record` trains every configuration of a task to its last round and keeps the curves in build/tuning; for FedEx, it
-trains runs whose clients draw configurations (parts fedex and arms). `compare` replays all methods on them at several
+`record` trains every configuration of a task to its last round and keeps the curves in benchmarks/recordings; for FedEx,
+it trains runs whose clients draw configurations (parts fedex, server and arms). `compare` replays all methods on them at several
 budgets, and writes NAME.json and NAME-ranks.png (tuning) in benchmarks/results. --quick: small tasks, all in build.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from measuring import RESULTS, conditions
 from tuning_ranks import draw_ranks, rankings
-from tuning_tasks import ARMS, FEDEX, NOISY, NOISY_CLIENTS, PARTS, PLAIN, TASKS, Task, record, seeds_of
+from tuning_tasks import ARMS, FEDEX, NOISY, NOISY_CLIENTS, PARTS, PLAIN, SERVER, TASKS, Task, record, seeds_of
 
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.common.errors import UserError
@@ -45,7 +45,7 @@ class Method:
     """A kind of search.
 
     slots: trials at once; None: all. settings: values by the kind's keys, from the number of configurations. part:
-    recording that it is replayed on.
+    recording that it is replayed on. streams: whether it is for streams, or for fixed data sets; None: for both.
     """
 
     kind: str
@@ -53,29 +53,41 @@ class Method:
     description: str
     settings: Callable[[int], dict[str, Any]] = field(default=lambda trials: {})
     part: str = PLAIN
+    streams: bool | None = None
 
 
 def steps(grace: int = 4, **others: Any) -> Callable[[int], dict[str, Any]]:
     return lambda trials: {"grace": grace, "reduction": 3, **others}
 
 
+def promotion(grace: int) -> Callable[[int], dict[str, Any]]:
+    return steps(grace, allocate="promote", smooth=0.5)
+
+
 METHODS = {
     "random": Method("random", 1, "configurations in random order, each to its last round"),
     "grid": Method("grid", None, "all configurations, each with the same number of rounds"),
-    "Hedge": Method("hedge", None, "all configurations; the leader is chosen"),
+    "Hedge": Method("hedge", None, "all configurations; the leader is chosen", lambda n: {"comeback": "off"}),
+    "Hedge, comeback": Method(
+        "hedge", None, "without those that can hardly win any more", lambda n: {"comeback": 0.05}, streams=True
+    ),
     "Hedge, pruned": Method(
-        "hedge", None, "the same, without those below a tenth of the uniform weight", lambda n: {"prune": 0.1 / n}
+        "hedge", None, "without those below a tenth of the uniform weight", lambda n: {"prune": 0.1 / n}
     ),
     "ASHA": Method("asha", 2, "rungs at 4, 12, 36 rounds, one in 3 continues", steps()),
+    "ASHA from 1": Method("asha", 2, "rungs at 1, 3, 9, 27 rounds", steps(1)),
     "ASHA, smoothed": Method("asha", 2, "rungs at 2, 6, 18; smoothed metrics", steps(2, smooth=0.5)),
     "ASHA from 1, smoothed": Method("asha", 2, "rungs at 1, 3, 9; smoothed metrics", steps(1, smooth=0.5)),
-    "promotion": Method("hedge", 1, "rungs at 2, 6, 18; smoothed", steps(2, allocate="promote", smooth=0.5)),
-    "promotion from 1": Method("hedge", 1, "rungs at 1, 3, 9; smoothed", steps(1, allocate="promote", smooth=0.5)),
+    "promotion": Method("hedge", 1, "rungs at 2, 6, 18; smoothed", promotion(2), streams=False),
+    "promotion from 1": Method("hedge", 1, "rungs at 1, 3, 9; smoothed", promotion(1), streams=False),
     "HyperBand": Method("hyperband", 2, "one in 3 continues", lambda n: {"reduction": 3}),
     "TPE": Method("optuna", 1, "Optuna's TPE, each proposal to its last round", lambda n: {"samples": 10 * n}),
     "FedEx": Method(
         "random", 1, "a run whose clients draw from whole lists, for each value that they cannot draw, one after the "
         "other", part=FEDEX,
+    ),
+    "FedEx, server": Method(
+        "random", 1, "the same, credited with the validation accuracy of the averaged model", part=SERVER
     ),
     "FedEx in ASHA": Method(
         "asha", 2, "ASHA over runs whose clients draw a configuration or its neighbours", steps(), ARMS
@@ -86,7 +98,8 @@ METHODS = {
 def available(name: str, task: Task) -> dict[str, Method]:
     """Methods that can be replayed on all recordings of a task."""
     seeds = set(seeds_of(name, task))
-    return {title: method for title, method in METHODS.items() if seeds <= {*seeds_of(name, task, method.part)}}
+    suited = {title: method for title, method in METHODS.items() if method.streams in (None, task.is_stream)}
+    return {title: method for title, method in suited.items() if seeds <= {*seeds_of(name, task, method.part)}}
 
 
 def run(
@@ -296,7 +309,7 @@ def stream_study(name: str, task: Task) -> dict[str, Any]:
         whole = float(recording.cost("client_rounds").sum())
         accuracy = np.array([[record["test_accuracy"] for record in curve] for curve in recording.curves])
         rounds = np.arange(accuracy.shape[1])
-        for title in ("Hedge", "Hedge, pruned"):
+        for title in ("Hedge", "Hedge, comeback", "Hedge, pruned"):
             found = run(recording, METHODS[title], True, math.inf, 0, 0.0)
             leaders = np.array([found.numbers[record["leader"]] for record in found.hedge])
             note(f"{title}: leader", float(accuracy[leaders, rounds].mean()), found.costs["client_rounds"] / whole)

@@ -19,12 +19,14 @@ from hedgerow.searchspaces.results.recording import Recording
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.tune.search_runner import search
 
-BUILD = Path(__file__).parent.parent / "build"
+RECORDINGS = Path(__file__).parent / "recordings"
+QUICK = Path(__file__).parent.parent / "build" / "tuning-quick"
 NOISY_CLIENTS = 10
 """Clients that score an evaluation in the noisy recordings."""
-PLAIN, NOISY, FEDEX, ARMS = PARTS = ("plain", "noisy", "fedex", "arms")
+PLAIN, NOISY, FEDEX, SERVER, ARMS = PARTS = ("plain", "noisy", "fedex", "server", "arms")
 """Recordings of a task: its configurations; the same with noisy validation; runs of FedEx over all values that clients
-can draw; and runs of FedEx over the neighbourhood of each configuration, as the arms of another search.
+can draw; the same with the server's model scored; and runs of FedEx over the neighbourhood of each configuration, as
+the arms of another search.
 """
 
 
@@ -42,7 +44,7 @@ class Task:
     test: int | None = None
     recordings: int = 5
     noise: bool = False
-    folder: Path = BUILD / "tuning"
+    folder: Path = RECORDINGS
 
     @property
     def is_stream(self) -> bool:
@@ -60,19 +62,17 @@ class Task:
     @property
     def parts(self) -> list[str]:
         """Recordings that the benchmark uses."""
-        return [PLAIN, *([NOISY] if self.noise else []), *([FEDEX, ARMS] if self.drawable else [])]
+        return [PLAIN, *([NOISY] if self.noise else []), *([FEDEX, SERVER, ARMS] if self.drawable else [])]
 
     @property
     def quick(self) -> "Task":
         """A small version, to try the benchmark: two values of each key, 12 rounds, two recordings."""
         space = {key: values[:2] for key, values in self.space.items()}
-        return replace(
-            self, values={**self.values, "rounds": 12}, space=space, recordings=2, folder=BUILD / "tuning-quick"
-        )
+        return replace(self, values={**self.values, "rounds": 12}, space=space, recordings=2, folder=QUICK)
 
     def file(self, name: str, seed: int, part: str = PLAIN) -> Path:
         """File of a recording."""
-        return self.folder / f"{name}-{seed}.json" if part == PLAIN else self.folder / f"{name}-{part}-{seed}.json"
+        return self.folder / f"{name if part == PLAIN else f'{name}-{part}'}-{seed}.json.gz"
 
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -92,16 +92,17 @@ def record(name: str, task: Task, seed: int, data_root: Path | None, part: str =
         finished = search(plan, data_root, data=(few, build_partition(plan.experiment, few)), own=few is not dataset)
         recording = Recording.read(finished.folder.path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace(recording, name=file.stem).write(file)
+        values = {**recording.file, "output": "runs"}
+        replace(recording, name=file.name.removesuffix(".json.gz"), file=values).write(file)
     seconds = time.perf_counter() - start
-    print(f"{file.stem}: {len(recording.configurations)} configurations, {seconds:.0f} s", flush=True)
+    print(f"{file.name}: {len(recording.configurations)} configurations, {seconds:.0f} s", flush=True)
 
 
 def plan_of(name: str, task: Task, seed: int, part: str, output: str) -> SearchSpec:
     """Search that records a part of a task."""
     section = {
         "kind": "grid",
-        "space": fedex_space(task, local=part == ARMS) if part in (FEDEX, ARMS) else task.space,
+        "space": task.space if part in (PLAIN, NOISY) else fedex_space(task, part),
         "metric": "ctm" if task.is_stream else "validation_accuracy",
         "record": "all",
         **({"noise": {"clients": NOISY_CLIENTS}} if part == NOISY else {}),
@@ -110,21 +111,22 @@ def plan_of(name: str, task: Task, seed: int, part: str, output: str) -> SearchS
     return parse_search({**task.values, **run, "search": section})
 
 
-def fedex_space(task: Task, local: bool) -> dict[str, list[Any]]:
+def fedex_space(task: Task, part: str) -> dict[str, list[Any]]:
     """Space whose configurations are runs of FedEx, one for each combination of values that clients cannot draw.
 
-    local: one run also for each combination of the others; its clients draw these values and their neighbours in the
+    arms: one run also for each combination of the others; its clients draw these values and their neighbours in the
     lists, as Khodak et al. (2021) let successive halving choose among runs of FedEx over the surroundings of random
     configurations. Otherwise, they draw from the whole lists. Runs that would be equal are one.
     """
     fixed = {key: values for key, values in task.space.items() if key not in task.drawable}
     ranges = [
-        [(key, values[max(0, i - 1) : i + 2]) for i in range(len(values))] if local else [(key, values)]
+        [(key, values[max(0, i - 1) : i + 2]) for i in range(len(values))] if part == ARMS else [(key, values)]
         for key, values in task.space.items()
         if key in task.drawable
     ]
     factors = [[[{key: float(x)} for x in values] for key, values in chosen] for chosen in product(*ranges)]
-    return {**fixed, "fedex.factors": factors}
+    score = {"fedex.score": ["server"]} if part == SERVER else {}
+    return {**fixed, "fedex.factors": factors, **score}
 
 
 def fewer_tests(dataset: Dataset, test: int | None) -> Dataset:
@@ -137,6 +139,8 @@ def fewer_tests(dataset: Dataset, test: int | None) -> Dataset:
 
 def seeds_of(name: str, task: Task, part: str = PLAIN) -> list[int]:
     """Seeds of the recordings that exist."""
-    prefix = task.file(name, 0, part).name.removesuffix("0.json")
-    numbers = (file.stem.removeprefix(prefix) for file in task.folder.glob(f"{prefix}*.json"))
+    prefix = task.file(name, 0, part).name.removesuffix("0.json.gz")
+    numbers = (
+        file.name.removeprefix(prefix).removesuffix(".json.gz") for file in task.folder.glob(f"{prefix}*.json.gz")
+    )
     return sorted(int(number) for number in numbers if number.isdecimal())

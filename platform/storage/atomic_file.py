@@ -17,12 +17,12 @@ class Altered(ValueError):  # noqa: N818
     """Raised when the contents of a file do not match its fingerprint. The message continues the file's name."""
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_whole(file: Path, content: str | bytes) -> None:
     """Replace a file's contents atomically and durably. A failed write leaves only the old file."""
     # No other thread, process or host writes to this name.
     aside = file.with_name(f".{file.name}.{os.getpid()}-{token_hex(4)}.tmp")
     try:
-        aside.write_text(text)
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
         sync(aside)
         aside.replace(file)
     except BaseException:

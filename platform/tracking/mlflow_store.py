@@ -1,5 +1,6 @@
 """The MLflow side of tracking: one MLflow run per run folder. Imports mlflow, which takes seconds."""
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -66,10 +67,19 @@ _PER_CALL = 1000
 """Maximum number of metrics that MLflow accepts in one call."""
 
 
+SHARED_VIEW = "hedgerow"
+"""Name of the view of the list of runs that an experiment has, as its button *Share* makes one."""
+
+VIEW_TAG = f"mlflow.sharedViewState.{SHARED_VIEW}"
+
+COLUMNS = ("tags.`algorithm`", "tags.`dataset`", "metrics.`test_accuracy`")
+"""Columns of this view."""
+
 EXPERIMENT = {
     NOTE: "Federated learning with Hedgerow. Trials are nested under searches, rows under published tables.",
     # Without this tag, the page asks for the kind of the experiment.
     "mlflow.experimentKind": "custom_model_development",
+    VIEW_TAG: json.dumps({"selectedColumns": COLUMNS}),
 }
 """Tags of the MLflow experiment."""
 

@@ -1,6 +1,8 @@
 """Reads the JSON files of runs, and reports damaged ones in one sentence."""
 
+import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -306,8 +308,12 @@ class PartitionRecord(Record):
 
 
 def write_object(file: Path, values: Mapping[str, Any], indent: int | None = None) -> None:
-    """Replace a JSON file by an object with its checksum, atomically. indent: as of `json.dumps`."""
-    write_whole(file, seal(values, indent) + "\n")
+    """Replace a JSON file by an object with its checksum, atomically; compressed if its name ends with .gz.
+
+    indent: as of `json.dumps`.
+    """
+    text = seal(values, indent) + "\n"
+    write_whole(file, gzip.compress(text.encode(), mtime=0) if file.suffix == ".gz" else text)
 
 
 def read_object(file: Path, model: type[BaseModel]) -> dict[str, Any]:
@@ -340,9 +346,12 @@ def read_objects(file: Path, model: type[BaseModel]) -> list[dict[str, Any]]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        content = file.read_bytes()
+        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
     except UnicodeDecodeError:
         raise ValueError("it is not text in UTF-8") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"it is not a complete .gz file: {first_line(error)}") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({first_line(error)})") from None
 

@@ -189,15 +189,20 @@ def _answers(port: int) -> bool:
 
 
 def _address(server: str, uri: str, experiment: str) -> str:
-    """Address of the page of an experiment; the home page if the store does not have it or does not reply."""
-    from hedgerow.platform.tracking.mlflow_store import MlflowClient
+    """Address of the list of runs of an experiment, with its columns; the home page if the store does not have it or
+    does not reply.
+    """
+    from hedgerow.platform.tracking.mlflow_store import SHARED_VIEW, VIEW_TAG, MlflowClient
 
     try:
         match = MlflowClient(uri).get_experiment_by_name(experiment)
     except Exception as error:
         click.echo(f"hedgerow: MLflow: {first_line(error)}", err=True)
         match = None
-    return f"{server}/#/experiments/{match.experiment_id}/runs" if match else f"{server}/"
+    if match is None:
+        return f"{server}/"
+    view = f"?viewStateShareKey={SHARED_VIEW}" if VIEW_TAG in match.tags else ""
+    return f"{server}/#/experiments/{match.experiment_id}/runs{view}"
 
 
 def _show(address: str, browse: bool) -> None:

@@ -125,6 +125,7 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         raise
     if others:
         raise others
+    search = search.on(experiment)
     if (
         search.metric.startswith(VALIDATION)
         and not experiment.task.validation

@@ -253,6 +253,10 @@ class SearchKind(Section):
         """
         return 0.0 if self.weighs_rounds else self.smooth
 
+    def on(self, experiment: Experiment) -> Self:
+        """These settings with the defaults that depend on the experiment."""
+        return self
+
     def check(self, experiment: Experiment) -> None:
         """Check settings that depend on the experiment, before any work starts. Raises UserError."""
 

@@ -154,3 +154,13 @@ def test_the_list_of_runs_nests_trials_beneath_their_search_and_it_beneath_its_t
     page.get_by_role("link", name=finished.folder.name, exact=True).click()
     page.get_by_role("heading", name=finished.folder.name).wait_for()
     page.get_by_text("Search hedge over algorithm.lr, by validation_accuracy.").wait_for()
+
+
+def test_the_list_of_runs_opens_with_algorithm_data_set_and_test_accuracy(page, server, finished, runs):
+    page.goto(f"{server}/#/experiments/{runs['001 Fast'].info.experiment_id}/runs?viewStateShareKey=hedgerow")
+    page.get_by_role("link", name="feddyn/T0", exact=True).wait_for()
+    page.get_by_role("columnheader", name="test_accuracy").first.wait_for()
+    heads = [" ".join(head.inner_text().split()) for head in page.get_by_role("columnheader").all()]
+    assert {"algorithm", "dataset", "test_accuracy"} <= set(heads)
+    assert "Source" not in heads
+    assert not page.get_by_text("Error loading shared view state").count()

@@ -17,7 +17,7 @@ from processes import free_port
 from tracked_runs import small
 
 from hedgerow.cli import main
-from hedgerow.platform.tracking.mlflow_store import default_uri
+from hedgerow.platform.tracking.mlflow_store import EXPERIMENT, default_uri
 from hedgerow.platform.tracking.run_folder import new_run
 from hedgerow.platform.ui.mlflow_server import hints
 
@@ -37,7 +37,7 @@ def recorded(tmp_path, monkeypatch):
     experiment = small("my runs", experiment="mine")
     with new_run(experiment, None) as (folder, _):
         pass
-    MlflowClient(default_uri(Path("my runs"))).create_experiment("mine")
+    MlflowClient(default_uri(Path("my runs"))).create_experiment("mine", tags=EXPERIMENT)
     return experiment, folder.path
 
 
@@ -94,7 +94,10 @@ def test_the_hint_opens_the_runs_of_the_experiment_and_leaves_no_process_behind(
         try:
             address, _, page = line.removeprefix("MLflow's page: ").strip().partition("/#/")
             client = MlflowClient(default_uri(folder.parent))
-            assert page == f"experiments/{client.get_experiment_by_name('mine').experiment_id}/runs"
+            assert (
+                page
+                == f"experiments/{client.get_experiment_by_name('mine').experiment_id}/runs?viewStateShareKey=hedgerow"
+            )
             with urllib.request.urlopen(address, timeout=60) as answer:
                 assert answer.status == 200
             # A tracking server has a page of its own.

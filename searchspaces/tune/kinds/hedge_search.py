@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -25,6 +25,13 @@ from hedgerow.searchspaces.spaces.search_section import (
     SearchSetup,
     evaluated_metrics,
 )
+
+
+BOUNDED = ("fixed", "tuned", "anytime", "adahedge")
+"""Rates whose regret has a bound with stopped experts."""
+
+COMEBACK = 0.05
+"""`comeback` on a stream whose file does not say it."""
 
 
 class HedgeSearch(SearchKind):
@@ -86,12 +93,11 @@ class HedgeSearch(SearchKind):
     deploy_every: int = Field(
         1, ge=0, description="rounds between two replacements of SEARCH/deployed, in complete rounds; 0: never"
     )
-    comeback: float | None = Field(
+    comeback: Annotated[float, Field(ge=0, le=1)] | Literal["off"] | None = Field(
         None,
-        ge=0,
-        le=1,
         description="on a stream, stop experts that could become the best only with a larger advantage than this in "
-        "each of the remaining rounds, on average; 1: those that cannot become the best; null: none",
+        "each of the remaining rounds, on average; 1: those that cannot become the best; off: none; null: 0.05 where it "
+        "has a bound, unless `prune`, `record` or the size of `pack` rules it out",
     )
     prune: float = Field(
         0.0,
@@ -99,6 +105,12 @@ class HedgeSearch(SearchKind):
         lt=1,
         description="stop experts whose weight falls below this, without a bound on the regret; 0: never",
     )
+
+    @field_validator("comeback", mode="before")
+    @classmethod
+    def _off_is_no_number(cls, value: Any) -> Any:
+        # YAML reads a bare `off` as false.
+        return "off" if value is False else value
 
     @model_validator(mode="before")
     @classmethod
@@ -177,6 +189,23 @@ class HedgeSearch(SearchKind):
             setup.warn,
         )
 
+    def on(self, experiment: Experiment) -> Self:
+        """On a stream, experts that can hardly win any more are stopped by default."""
+        excluded = self.allocate != "rounds" or self.rate not in BOUNDED or self.prune or self.record
+        if (
+            self.comeback is not None
+            or not experiment.task.partition.is_stream
+            or excluded
+            or isinstance(self.pack, int)
+        ):
+            return self
+        return self.model_copy(update={"comeback": COMEBACK})
+
+    @property
+    def _rho(self) -> float | None:
+        """`comeback` as a number; None: no expert is stopped by it."""
+        return None if self.comeback == "off" else self.comeback
+
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when the range of the losses or the evaluation settings do not suit Hedge."""
         self._check_allocation(experiment)
@@ -184,7 +213,7 @@ class HedgeSearch(SearchKind):
         check_range("search.range", self.mode, self.range, self.rate == "adahedge")
         if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
             raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
-        if self.comeback is not None:
+        if self._rho is not None:
             self._check_comeback(experiment)
         if key := experiment.early_end:
             raise UserError(
@@ -198,7 +227,7 @@ class HedgeSearch(SearchKind):
         """Key that stops or pauses single experts, which rules out packs, since a trial does so only as a whole."""
         if self.allocate == "promote":
             return "`allocate: promote`"
-        return "`comeback`" if self.comeback is not None else "`prune`" if self.prune else None
+        return "`comeback`" if self._rho is not None else "`prune`" if self.prune else None
 
     @property
     def ends_trials_by(self) -> str | None:
@@ -248,7 +277,7 @@ class HedgeSearch(SearchKind):
                 "search.comeback stops experts on a stream, whose rounds do not come back; this data set is fixed: "
                 "remove it, or use `kind: asha`"
             )
-        if self.rate not in ("fixed", "tuned", "anytime", "adahedge"):
+        if self.rate not in BOUNDED:
             raise UserError(
                 f"search.comeback: rate {self.rate} has no bound with stopped experts; set `rate` to fixed, tuned, "
                 "anytime or adahedge, or remove `comeback`"
@@ -291,11 +320,9 @@ class HedgeSearch(SearchKind):
         )
 
     def _elimination(self, experiment: Experiment) -> Elimination | None:
-        if self.comeback is None:
+        if self._rho is None:
             return None
-        return Elimination(
-            self.comeback, _scored_rounds(experiment), in_range=self.mode == "max" or self.range is not None
-        )
+        return Elimination(self._rho, _scored_rounds(experiment), in_range=self.mode == "max" or self.range is not None)
 
 
 def _scored_rounds(experiment: Experiment) -> int:

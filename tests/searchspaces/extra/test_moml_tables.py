@@ -32,6 +32,11 @@ def test_every_method_of_a_line_has_the_experts_of_the_thesis_and_its_own_hedge(
             assert (algorithm.lr, algorithm.weight_decay) == (0.1, 1e-3)
 
 
+def test_every_expert_of_a_table_runs_every_task():
+    (line,) = find_rows("moml/5.1/s-mnist")[1]
+    assert {plan.search.search.comeback for plan in row_searches(TABLES["5.1"], line)} == {"off"}
+
+
 def test_a_table_takes_the_cross_entropy_of_algorithm_10():
     (line,) = find_rows("moml/5.1/s-mnist")[1]
     changed = ["search.metric=test_loss", "search.loss=raw", "search.range=[0, 4.6]"]

@@ -240,6 +240,33 @@ def test_what_elimination_needs(tmp_path, keys, said):
         check_search(plan(tmp_path, **{"comeback": 0.05, "pack": "off"} | keys))
 
 
+@pytest.mark.parametrize(
+    ("keys", "comeback"),
+    [
+        ({}, 0.05),
+        ({"pack": "auto", "rate": "adahedge"}, 0.05),
+        ({"comeback": False}, "off"),  # YAML's reading of `off`
+        ({"comeback": 0.2}, 0.2),
+        ({"pack": 2}, None),
+        ({"prune": 0.01}, None),
+        ({"rate": "fixed_share"}, None),
+        ({"record": "all"}, None),
+    ],
+    ids=str,
+)
+def test_experts_of_a_stream_are_stopped_unless_the_file_says_otherwise(tmp_path, keys, comeback):
+    chosen = plan(tmp_path, **{"pack": "off"} | keys)
+    assert chosen.search.comeback == comeback
+    assert chosen.resolved["search"].get("comeback") == comeback
+    stops = isinstance(comeback, float)
+    assert (chosen.search._elimination(chosen.experiment) is not None) == stops
+    assert parse_search(chosen.resolved).search.comeback == comeback
+
+
+def test_experts_of_a_fixed_data_set_are_not_stopped(tmp_path):
+    assert federated_plan(tmp_path).search.comeback is None
+
+
 def test_experts_of_a_stream_cannot_rest(tmp_path):
     with pytest.raises(UserError, match=r"search.allocate: promote lets experts rest, and an expert that "):
         check_search(plan(tmp_path, allocate="promote", pack="off"))
