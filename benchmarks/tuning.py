@@ -4,9 +4,10 @@
                                        [--data-root FOLDER] [--quick]
     python benchmarks/tuning.py compare [digits mnist ...] [--methods ASHA ...] [--seeds 5] [--results NAME] [--quick]
 
-`record` trains every configuration of a task to its last round and keeps the curves in benchmarks/recordings; for FedEx,
-it trains runs whose clients draw configurations (parts fedex, server and arms). `compare` replays all methods on them at several
-budgets, and writes NAME.json and NAME-ranks.png (tuning) in benchmarks/results. --quick: small tasks, all in build.
+`record` trains every configuration of a task to its last round and keeps the curves in benchmarks/recordings; for
+FedEx, it trains runs whose clients draw configurations (parts fedex, server and arms). `compare` replays all methods on
+them at several budgets, and writes NAME.json and NAME-ranks.png (tuning) in benchmarks/results. --quick: small tasks,
+all in build.
 """
 
 import argparse

@@ -26,7 +26,6 @@ from hedgerow.searchspaces.spaces.search_section import (
     evaluated_metrics,
 )
 
-
 BOUNDED = ("fixed", "tuned", "anytime", "adahedge")
 """Rates whose regret has a bound with stopped experts."""
 
