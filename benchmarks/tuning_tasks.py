@@ -139,8 +139,7 @@ def fewer_tests(dataset: Dataset, test: int | None) -> Dataset:
 
 def seeds_of(name: str, task: Task, part: str = PLAIN) -> list[int]:
     """Seeds of the recordings that exist."""
-    prefix = task.file(name, 0, part).name.removesuffix("0.json.gz")
-    numbers = (
-        file.name.removeprefix(prefix).removesuffix(".json.gz") for file in task.folder.glob(f"{prefix}*.json.gz")
-    )
+    prefix, _, ending = task.file(name, 0, part).name.rpartition("0")
+    files = task.folder.glob(f"{prefix}*{ending}")
+    numbers = (file.name.removeprefix(prefix).removesuffix(ending) for file in files)
     return sorted(int(number) for number in numbers if number.isdecimal())

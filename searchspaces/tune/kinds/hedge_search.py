@@ -95,8 +95,8 @@ class HedgeSearch(SearchKind):
     comeback: Annotated[float, Field(ge=0, le=1)] | Literal["off"] | None = Field(
         None,
         description="on a stream, stop experts that could become the best only with a larger advantage than this in "
-        "each of the remaining rounds, on average; 1: those that cannot become the best; off: none; null: 0.05 where it "
-        "has a bound, unless `prune`, `record` or the size of `pack` rules it out",
+        "each of the remaining rounds, on average; 1: those that cannot become the best; off: none; null: 0.05 where "
+        "it has a bound, unless `prune`, `record` or the size of `pack` rules it out",
     )
     prune: float = Field(
         0.0,
@@ -191,14 +191,9 @@ class HedgeSearch(SearchKind):
     def on(self, experiment: Experiment) -> Self:
         """On a stream, experts that can hardly win any more are stopped by default."""
         excluded = self.allocate != "rounds" or self.rate not in BOUNDED or self.prune or self.record
-        if (
-            self.comeback is not None
-            or not experiment.task.partition.is_stream
-            or excluded
-            or isinstance(self.pack, int)
-        ):
+        if excluded or isinstance(self.pack, int) or not experiment.task.partition.is_stream:
             return self
-        return self.model_copy(update={"comeback": COMEBACK})
+        return self if self.comeback is not None else self.model_copy(update={"comeback": COMEBACK})
 
     @property
     def _rho(self) -> float | None:
