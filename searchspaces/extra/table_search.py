@@ -19,8 +19,8 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec, parse_search
 from hedgerow.searchspaces.spaces.space import frozen, with_overrides, without_slots
 
 HEDGE = {"kind": "hedge", "gamma": 0.1, "ahead": 20, "deploy_every": 0, "comeback": "off"}
-"""Section `search` of a stream: the published gamma. Every expert runs every task. No number depends on p^t, and experts
-that take turns need fewer processes if they may run ahead."""
+"""Section `search` of a stream: the published gamma. Every expert runs every task. No number depends on p^t, and
+experts that take turns need fewer processes if they may run ahead."""
 
 WITHOUT_EFFECT = re.compile(r"(output|tracking|resources|search\.concurrency)[.=]")
 """Changes that cannot affect the numbers."""
