@@ -9,17 +9,17 @@ from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
 
 def rankings(tasks: dict[str, Any], budget: float) -> dict[str, dict[str, Any]]:
-    """Rankings by test score and by online score, of the methods that were measured on every task; and of all methods,
-    if these are more. tasks: results by name.
+    """Rankings by test score and by online score, of the methods that were measured on every task, and of those that
+    were measured on every fixed data set. tasks: results by name.
     """
     entries = {name: task["budgets"][str(budget)] for name, task in tasks.items()}
-    methods = list(dict.fromkeys(method for entry in entries.values() for method in entry))
-    common = [method for method in methods if all(method in entry for entry in entries.values())]
+    fixed = {name: entry for name, entry in entries.items() if not tasks[name]["deployed"]}
     found = {}
-    for kind, compared in {"": common, ", all methods": methods}.items():
+    for kind, compared in {"": entries, ", fixed data sets": fixed}.items():
+        methods = list(dict.fromkeys(method for entry in compared.values() for method in entry))
+        common = [method for method in methods if all(method in entry for entry in compared.values())]
         for value in ("test", "online"):
-            ranks = ranking(entries, compared, value) if kind == "" or len(common) < len(methods) else None
-            if ranks:
+            if ranks := ranking(compared, common, value):
                 found[value + kind] = ranks
     return found
 
