@@ -25,7 +25,7 @@ def tuning(part: str) -> str:
         **{
             "noise": noise,
             "promotion": promotion,
-            "promotion noise": promotion_noise,
+            "forks": forks,
             "online": online,
             "one run": one_run,
             "rates": rates,
@@ -143,25 +143,38 @@ def ranks() -> str:
 
 
 def promotion() -> str:
-    """Test and online score of promotion and ASHA, by task, budget and method."""
+    """Test and online score of Hedge, promotion and ASHA on the fixed data sets, by budget."""
     rows = []
-    for name, task in results("promotion.json")["tasks"].items():
-        for method in next(iter(task["budgets"].values())):
-            entries = [budget[method] for budget in task["budgets"].values()]
-            cells = [percent(mean(one[score])) for score in ("test", "online") for one in entries]
-            rows.append([name, method, *cells])
-    shares = [short_percent(float(share)) for share in task["budgets"]]
-    return table(["task", "method", *(f"{score}, {share}" for score in ("test", "online") for share in shares)], rows)
+    for name, task in results()["tasks"].items():
+        for method in task["budgets"][str(results()["main"])]:
+            if task["deployed"] is None and method.startswith((REFERENCE, "ASHA", "promotion")):
+                entries = [budget[method] for budget in task["budgets"].values()]
+                cells = [percent(mean(one[score])) for score in ("test", "online") for one in entries]
+                rows.append([name, method, *cells])
+    return table(["task", "method", *scores_by_budget()], rows)
 
 
-def promotion_noise() -> str:
-    """Scores of promotion and ASHA at the main budget, by noise."""
-    return noise("promotion.json")
+def forks() -> str:
+    """Scores of population based training on digits, live, next to those of other searches on the recordings."""
+    live, digits = results("tuning-forks.json")["budgets"], results()["tasks"]["digits"]["budgets"]
+    named = ("ASHA from 1, smoothed", "promotion from 1")
+    found = {"PBT": live} | {name: {share: of[name] for share, of in digits.items()} for name in named}
+    rows = [
+        [name, *(percent(mean(of[share][score])) for score in ("test", "online") for share in digits)]
+        for name, of in found.items()
+    ]
+    return table(["search", *scores_by_budget()], rows)
 
 
-def noise(name: str = RESULTS.name) -> str:
+def scores_by_budget() -> list[str]:
+    """Heads of the columns of both scores, by budget."""
+    shares = results()["tasks"]["digits"]["budgets"]
+    return [f"{score}, {short_percent(float(share))}" for score in ("test", "online") for share in shares]
+
+
+def noise() -> str:
     """Test score on digits at the main budget, by noise."""
-    study = next(task["noise"] for task in results(name)["tasks"].values() if task["noise"])
+    study = next(task["noise"] for task in results()["tasks"].values() if task["noise"])
     order = list(next(iter(study.values())))
     rows = [
         [method, *(f"{percent(mean(study[kind][method]['test']))}" for kind in study)]

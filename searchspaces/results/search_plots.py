@@ -45,7 +45,8 @@ def hedge_charts(
         return Series(label, list(zip(curves.rounds, values.tolist(), strict=True)), index=place)
 
     losses = [series(labels[i], curves.losses[:, i], places[i]) for i in curves.named]
-    hidden = f"The {len(losses)} experts with the largest weights; {len(curves.others)} are left out."
+    others = len(curves.others)
+    hidden = f"The {len(losses)} experts with the largest weights; {others} {'is' if others == 1 else 'are'} left out."
     size = float(np.abs(curves.regret).max())
     policies = [
         Series(label, points, index=BLACK if label == HINDSIGHT else place)
