@@ -18,6 +18,10 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
+from hedgerow.searchspaces.results.search_table import closing_tables
+
 DOCS = Path(__file__).parent
 RUNS = [f"examples/digits_{name}.yaml" for name in ("fedavg", "fedprox", "feddyn", "scaffold")]
 SEARCH = "examples/digits_hedge.yaml"
@@ -54,6 +58,14 @@ def screenshot(page: Path, file: Path) -> None:
         browser.close()
 
 
+def tables(folder: Path) -> list[str]:
+    """Tables and sentences that close a search, on a terminal with WIDTH columns."""
+    finished, out = FinishedSearch.read(RunFolder(folder)), io.StringIO()
+    console = Console(file=out, width=WIDTH)
+    closing_tables(finished.rows, finished.summary, finished.best_rows, console, winner=finished.winner_name)
+    return out.getvalue().splitlines()
+
+
 def terminal(command: str, lines: list[str], file: Path) -> None:
     """Draw a command and lines of its output as a terminal."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
@@ -73,7 +85,7 @@ if __name__ == "__main__":
         run(["run", *(file for file in RUNS if "prox" not in file), *SEEDS], seeded)
         hedgerow("report", *sorted(seeded.glob("digits-*")), "-o", page, "--no-mlflow")
         screenshot(page, DOCS / "report.png")
-    # The lines that name the folder are left out.
-    first = next(number for number, line in enumerate(output) if "round 90/100" in line)
-    last = next(number for number, line in enumerate(output) if line.startswith("Test score"))
-    terminal(f"hedgerow search {SEARCH}", output[first : last + 1], DOCS / "terminal.svg")
+        (search,) = Path(scratch).glob("digits-hedge-*")
+        progress = [line for line in output if re.search("round (90|100)/100", line)]
+        end = [line for line in output if line.startswith(("Mean accuracy", "Work:", "Validation samples:", "Winner:"))]
+        terminal(f"hedgerow search {SEARCH}", [*progress, *tables(search), *end], DOCS / "terminal.svg")

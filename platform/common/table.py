@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from hedgerow.platform.common.numbers import Summary, column, unit_of
+from hedgerow.platform.common.numbers import Summary, column, name_of, unit_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ def wide_console() -> "Console":
 class Column:
     """A column of a table.
 
-    name: key of its values in the rows. heading: by default, the name with spaces. unit: see `numbers.number`; by
+    name: key of its values in the rows. heading: by default, `numbers.name_of` the name. unit: see `numbers.number`; by
     default, `numbers.unit_of` the name. better: "max" or "min" emphasises the best value.
     """
 
@@ -52,7 +52,7 @@ class Column:
     @property
     def text(self) -> str:
         """Heading for people."""
-        return self.heading or self.name.replace("_", " ")
+        return self.heading or name_of(self.name)
 
 
 class Table:

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
 
@@ -28,17 +27,18 @@ def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple
     """
     if not class_names:
         sizes = zip(partition.sizes.tolist(), partition.train_sizes.tolist(), strict=True)
-        return [{"client": i, "samples": size, "for training": train} for i, (size, train) in enumerate(sizes)]
+        return [{"client": i, "samples": size, "training samples": train} for i, (size, train) in enumerate(sizes)]
     counts = partition.label_counts(labels, len(class_names))
     covered = coverage(counts, 0.8)
     return [
         {
             "client": client,
             "samples": int(row.sum()),
-            "for training": int(partition.train_sizes[client]),
+            "training samples": int(partition.train_sizes[client]),
             "classes": int((row > 0).sum()),
-            "cover 80 %": int(covered[client]),
-            "largest class": f"{class_names[row.argmax()]} ({percent(row.max() / max(row.sum(), 1), digits=0)})",
+            "classes for 80 %": int(covered[client]),
+            "largest class": class_names[row.argmax()],
+            "its share": float(row.max() / max(row.sum(), 1)),
         }
         for client, row in enumerate(counts)
     ]

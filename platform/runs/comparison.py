@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.numbers import MeanStd, difference, number, p_value, unit_of
+from hedgerow.platform.common.numbers import TRANSMISSIONS, MeanStd, difference, name_of, number, p_value, unit_of
 from hedgerow.platform.common.registry import nearest
-from hedgerow.platform.common.table import Table
+from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.seed_groups import SeedGroup, differing_settings, group_by_seed
 from hedgerow.platform.runs.statistics import Difference, holm, paired
-from hedgerow.platform.tracking.summary import final_value, first_to, target_heading, target_label
+from hedgerow.platform.tracking.summary import final_value, first_to, target_label
 from hedgerow.platform.ui.command_output import CommandOutput
 
 SETTING_KEYS = ("task.", "rounds", "clients_per_round", "simulation", "schedule", "privacy")
@@ -60,14 +60,14 @@ class Quantity:
         """Mean and deviation over all seeds; None if a seed has no number, since the mean of the others is biased."""
         return MeanStd.of(self.known(group)) if self.complete(group) else None
 
-    def text(self, group: int) -> str:
-        """Text such as "94.2 ± 0.3 %", or the number of seeds that have a value."""
+    def cell(self, group: int) -> MeanStd | str:
+        """Mean and deviation, or the number of seeds that have a value."""
         spread = self.spread(group)
         if spread is None and len(self.values[group]) == 1:
             return "not reached" if self.costs else "-"
         if spread is None:
-            return f"{len(self.known(group))} of {len(self.values[group])} seeds"
-        return number(spread, unit_of(self.metric))
+            return f"{len(self.known(group))} of {len(self.values[group])} seeds{' reach it' * self.costs}"
+        return spread
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Pair:
         return self.p is not None and self.p < LEVEL
 
     def text(self) -> str:
-        """The difference, with its interval if it has one: "+1.2 [+0.5, +1.9] points", or "×1.8 [1.5, 2.1]"."""
+        """The difference, with its interval if it has one: see `numbers.difference`."""
         if (d := self.difference) is None:
             return "-"
         return difference(d.mean, d.low, d.high, unit_of(self.quantity.metric), ratio=self.quantity.costs)
@@ -108,10 +108,10 @@ class Comparison:
         """One row per experiment: mean ± standard deviation over its seeds."""
         rows = [
             {"experiment": group.label, "seeds": len(group.runs)}
-            | {quantity.name: quantity.text(i) for quantity in self.quantities}
+            | {quantity.name: quantity.cell(i) for quantity in self.quantities}
             for i, group in enumerate(self.groups)
         ]
-        return Table(rows, "Experiments")
+        return Table(rows, "Experiments", [Column(one.name, unit=unit_of(one.metric)) for one in self.quantities])
 
     def pair_table(self, conclusive: bool = False) -> Table:
         """One row per pair and quantity; differences that matter are marked. conclusive: without other pairs."""
@@ -202,7 +202,7 @@ def is_lower_better(groups: list[SeedGroup], metric: str) -> bool:
 
 
 def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) -> list[Quantity]:
-    name, down = metric.replace("_", " "), is_lower_better(groups, metric)
+    name, down = name_of(metric), is_lower_better(groups, metric)
     best = min if down else max
 
     def finals(records: list[dict[str, Any]]) -> float | None:
@@ -214,20 +214,20 @@ def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) 
     def values(of: Any) -> list[dict[int, float | None]]:
         return [{run.seed: of(run.records) for run in group.runs} for group in groups]
 
-    quantities = [Quantity(f"final {name}", metric, values(finals), not down)]
+    quantities = [Quantity(name, metric, values(finals), not down)]
     if metric != "ctm":
         quantities.append(Quantity(f"best {name}", metric, values(bests), not down))
     # Centralised methods, and Hedge as a whole, do not count transmissions.
     has_transmissions = all(run.records[-1].get("transmissions") for group in groups for run in group.runs)
     unit = "transmissions" if has_transmissions else "rounds"
     for target in targets:
-        heading = target_heading(target_label(target, metric))
 
         def cost(records: list[dict[str, Any]], target: float = target) -> float | None:
             entry = first_to([{"transmissions": 0.0, **r} for r in records], target, metric)
             return float(entry[unit]) if entry else None
 
-        quantities.append(Quantity(f"{unit} to {heading}", unit, values(cost), False, costs=True))
+        heading = name_of(f"{unit}_to_{target_label(target, metric)}")
+        quantities.append(Quantity(heading, unit, values(cost), False, costs=True))
     return quantities
 
 
@@ -299,14 +299,16 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-EXPLAINED = (
-    "Mean ± standard deviation over seeds. B against A: mean difference over the same seeds [95 % confidence "
+DIFFERENCES = (
+    "B against A: mean difference over the same seeds [95 % confidence "
     "interval by Student's t]; for transmissions and rounds, the mean ratio. p: p-value of the t-test, after Holm's "
     f"correction for all pairs of a quantity; with more than {MANY} experiments also for pairs that are not shown, "
     f"since the same numbers select the best one; a difference matters if p is below {number(LEVEL)}. p (signs): "
     "p-value of the sign-flip test, which makes no normality assumption and cannot be below 2/2ⁿ with n seeds. Equal "
     "differences have no interval, and their p is p (signs)."
 )
+EXPLAINED = f"Mean ± standard deviation over seeds. {DIFFERENCES} {TRANSMISSIONS[0].upper()}{TRANSMISSIONS[1:]}."
+"""Explanations of the table of differences, and of both tables."""
 
 
 def comparison_output(
@@ -315,8 +317,10 @@ def comparison_output(
     metric: str | None = None,
     targets: Sequence[float] = (),
     notes: Sequence[str] = (),
+    means: bool = True,
 ) -> CommandOutput:
-    """Output of the comparison of runs. names: of their folders. notes: more sentences. Raises UserError."""
+    """Output of the comparison of runs. names: of their folders. notes: more sentences. means: with the table of the
+    experiments. Raises UserError."""
     groups, repeats = group_by_seed(runs)
     if len(groups) < 2:
         raise UserError(
@@ -327,9 +331,10 @@ def comparison_output(
     sentences = [*notes, *repeats, *result.notes]
 
     def render() -> None:
-        result.table.print()
+        if means:
+            result.table.print()
         result.pair_table().print()
-        click.echo(EXPLAINED)
+        click.echo(EXPLAINED if means else DIFFERENCES)
         for sentence in sentences:
             click.echo(f"- {sentence}")
 

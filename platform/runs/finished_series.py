@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hedgerow.platform.common.numbers import TARGET
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.runs.finished_run import FinishedRun, page, rounds_frame
 from hedgerow.platform.runs.statistics import Estimate
@@ -78,12 +79,11 @@ class FinishedSeries:
         """Row of the table over seeds: each number with its interval."""
         row: dict[str, Any] = {"experiment": self.name, "seeds": len(self.seeds)}
         for name in summary_row(self.runs[0].summary):
-            cost = f"transmissions_{name}" if name.startswith("to_") else name
-            if name.startswith("to_") and cost not in self.estimates:
-                reached = sum(bool(run.summary["to_target"].get(name[3:])) for run in self.runs)
-                row[name] = f"{reached} of {len(self.runs)} seeds"
-            elif cost in self.estimates:
-                row[name] = self.estimates[cost]
+            if name in self.estimates:
+                row[name] = self.estimates[name]
+            elif target := TARGET.fullmatch(name):
+                reached = sum(bool(run.summary["to_target"].get(target[2])) for run in self.runs)
+                row[name] = f"{reached} of {len(self.runs)} seeds reach it"
         return row
 
     def __repr__(self) -> str:

@@ -28,7 +28,9 @@ class OverSeeds:
         if len(groups) > 1:
             folders = {str(run.folder.path): run.folder for group in groups for run in group}
             try:
-                self._compared = comparison_output(list(folders), [Run.read(one) for one in folders.values()])
+                self._compared = comparison_output(
+                    list(folders), [Run.read(one) for one in folders.values()], means=False
+                )
             except UserError as error:
                 self._note = f"no comparison: {error}"
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hedgerow.platform.common.errors import UserError, unwritable
-from hedgerow.platform.common.table import Table
+from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data.partition_summary import known_classes, partition_table
@@ -97,7 +97,7 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
             raise unwritable(key, output, error) from None
 
     def render() -> None:
-        Table(rows, f"{experiment.name}: partition").print()
+        Table(rows, f"{experiment.name}: partition", [Column("its share", unit="%")]).print()
         for path in plots:
             click.echo(f"picture: {path}")
 
@@ -188,14 +188,20 @@ def runs_output(groups: Sequence[list[FinishedRun]]) -> CommandOutput:
                 click.echo(f"{'figure over seeds' if over_seeds else 'comparison'}: {figure}")
         for hint in hints((run.experiment, run.folder.path) for run in finished):
             click.echo(hint)
-        folders = shlex.join(str(run.folder.path) for run in finished)
-        advice = [f"report {folders}"]
-        advice += [f"compare {folders}"] * (len(groups) > 1) + [f"export {folders} model.pt"] * (len(finished) == 1)
-        click.echo(f"Next: {', '.join(f'`hedgerow {words}`' for words in advice)}.")
+        folders = [run.folder.path for run in finished]
+        click.echo(next_commands(folders, folders[0], compared=len(groups) > 1))
 
     document: dict[str, Any] = {"runs": entries}
     document |= over_seeds.document | {"figures": drawn} if over_seeds else {"comparison": drawn}
     return CommandOutput(document, render)
+
+
+def next_commands(folders: Sequence[Path], model: Path | None, compared: bool = False) -> str:
+    """A line with the commands that follow. model: folder of a run whose model can be exported."""
+    names = shlex.join(map(str, folders))
+    commands = [f"report {names}"] + [f"compare {names}"] * compared
+    commands += [] if model is None else [f"export {shlex.quote(str(model))} model.pt"]
+    return f"Next: {', '.join(f'`hedgerow {words}`' for words in commands)}."
 
 
 def outcome(experiment: Experiment, finished: Any) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from itertools import product
 import numpy as np
 from scipy.stats import t as student
 
-from hedgerow.platform.common.numbers import number
-
 CONFIDENCE = 0.95
 ALIKE = 1e-9
 """Threshold relative to the largest difference: a smaller standard error is a rounding error of equal differences."""
@@ -42,11 +40,13 @@ class Estimate:
         margin = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
         return cls(mean, mean - margin, mean + margin, error)
 
-    def text(self, unit: str) -> str:
+    @property
+    def numbers(self) -> list[float]:
+        return [self.mean] if self.low is None or self.high is None else [self.mean, self.low, self.high]
+
+    def text(self, texts: Sequence[str]) -> str:
         """Text such as "94.2 % [93.1 %, 95.3 %]"."""
-        if self.low is None:
-            return number(self.mean, unit)
-        return f"{number(self.mean, unit)} [{number(self.low, unit)}, {number(self.high, unit)}]"
+        return f"{texts[0]} [{', '.join(texts[1:])}]" if len(texts) > 1 else texts[0]
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hedgerow.platform.common.numbers import number, unit_of
+from hedgerow.platform.common.numbers import ENDS, is_no_share, name_of, number, unit_of
 from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.config.measures_section import mode_of
-from hedgerow.platform.tracking.summary import is_no_share, target_heading
-
-HEADINGS = {
-    "bytes": "sent",
-    "ctm": "CTM",
-    "ltm": "LTM",
-    "memory_vectors": "models kept",
-    "memory_tasks": "tasks kept",
-    "seconds": "time",
-    "simulated_seconds": "simulated",
-    "teacher_test_accuracy": "teacher",
-}
-"""Headings of entries of a summary, where they are not their names."""
-
-ENDS = {"": "clients", "_worst10": "worst 10 %", "_highest": "highest", "_lowest": "lowest"}
-"""Headings of the metrics of clients, by the ending of their names."""
 
 
 def summary_row(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,25 +19,21 @@ def summary_row(summary: Mapping[str, Any]) -> dict[str, Any]:
     main = summary.get("metric", "accuracy")
     tests = [key for key in summary if key.startswith("test_") and key not in (f"test_{main}", "test_loss")]
     names = [f"test_{main}", f"best_test_{main}", *tests, "test_loss", f"validation_{main}"]
-    names += [f"client_{main}{end}" for end in ENDS] + ["teacher_test_accuracy", "transmissions", "bytes"]
+    names += [f"client_{main}{end}" for end in ("", *ENDS)] + ["teacher_test_accuracy", "transmissions", "bytes"]
     names += ["rounds", "seconds", "simulated_seconds"]
     row = {name: summary[name] for name in names if name in summary} | summary["report"]
     spent = summary["transmissions"]
     return row | {
-        f"to_{target}": number(cost["transmissions"]) if cost else f"{number(spent)}+"
+        f"transmissions_to_{target}": number(cost["transmissions"]) if cost else f"{number(spent)}+"
         for target, cost in summary["to_target"].items()
     }
 
 
 def summary_columns(summary: Mapping[str, Any]) -> list[Column]:
-    """Columns of `summary_row`, and of the validation metrics."""
+    """Columns of `summary_row` that need more than their names."""
     main = summary.get("metric", "accuracy")
-    headings = HEADINGS | {f"best_test_{main}": "best", f"validation_{main}": "validation"}
-    headings |= {f"client_{main}{end}": heading for end, heading in ENDS.items()}
-    headings |= {f"to_{target}": f"to {target_heading(target)}" for target in summary["to_target"]}
     names = [f"{kind}_{main}" for kind in ("test", "best_test", "client")] + ["test_loss"]
-    columns = [Column(name, headings.get(name, ""), better=mode_of(name) or "") for name in names]
-    columns += [Column(name, heading) for name, heading in headings.items() if name not in names]
+    columns = [Column(name, better=mode_of(name) or "") for name in names]
     return [*columns, *([Column("rounds", "tasks")] if "ctm" in summary else []), Column("regret", unit="loss")]
 
 
@@ -78,7 +58,7 @@ def cost_table(runs: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Tab
 
 def scores_text(scores: Mapping[str, Any]) -> str:
     """Values of metrics in a sentence: "test accuracy 90.0 %, test loss 0.312"."""
-    return ", ".join(f"{name.replace('_', ' ')} {number(value, unit_of(name))}" for name, value in scores.items())
+    return ", ".join(f"{name_of(name)} {number(value, unit_of(name))}" for name, value in scores.items())
 
 
 def dropped_warning(dropped: int) -> str:
@@ -109,4 +89,4 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 def short_label(overrides: dict[str, Any], names: dict[str, str] | None = None) -> str:
     """Label such as "lr=0.1 mu=1". names: name of each key; by default, its shortest unambiguous ending."""
     names = names or short_names(overrides)
-    return " ".join(f"{names[key]}={number(value)}" for key, value in overrides.items()) or "defaults"
+    return " ".join(f"{names[key]}={number(value, 'setting')}" for key, value in overrides.items()) or "defaults"

@@ -6,7 +6,7 @@ from typing import Any
 
 from hedgerow.algorithms.core.messages import SPENT
 from hedgerow.algorithms.slots.fedex import FedEx
-from hedgerow.platform.common.numbers import number, short_percent
+from hedgerow.platform.common.numbers import name_of, number
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import measure_name, mode_of
 from hedgerow.platform.storage.history import RoundRecord
@@ -165,7 +165,7 @@ def fedex_warnings(fedex: FedEx | None, records: list[RoundRecord]) -> list[str]
 def _losses(records: list[RoundRecord]) -> tuple[str, list[tuple[int, float]]]:
     """Name, and values by round, of the loss that the most evaluations have."""
     found = {
-        name.replace("_", " "): [(record["round"], record[name]) for record in records if record.get(name) is not None]
+        name_of(name): [(record["round"], record[name]) for record in records if record.get(name) is not None]
         for name in ("test_loss", "validation_loss")
     }
     return max(found.items(), key=lambda pair: len(pair[1]))
@@ -237,16 +237,6 @@ def target_label(target: float, metric: str = "test_accuracy") -> str:
     """Label of a target in summaries and columns: "0.8" of an accuracy, "loss 0.05", or "mae 0.4"."""
     name = measure_name(metric)
     return f"{target:g}" if "accuracy" in name else f"{'loss' if 'loss' in name else name} {target:g}"
-
-
-def target_heading(label: str) -> str:
-    """Heading of a target, from its label: "80 %", or "loss 0.05"."""
-    return label if is_no_share(label) else short_percent(float(label))
-
-
-def is_no_share(label: str) -> bool:
-    """Whether the label of a target is that of another metric than an accuracy."""
-    return " " in label
 
 
 def is_done(experiment: Experiment, records: list[RoundRecord]) -> bool:

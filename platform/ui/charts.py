@@ -155,7 +155,7 @@ def lines(
     ends = "; ".join(f"{one.label}: {number(one.points[-1][1], unit)}" for one in curves[:12])
     text = f"{y_label} against {x_label}, {len(curves)} line{'s' * (len(curves) > 1)}. At the end {ends}."
     keys = {one.label: one.index for one in curves}
-    points = {one.label: {x: MeanStd(y, s, 0) if s else y for (x, y), s in one.pairs} for one in curves}
+    points = {one.label: {x: MeanStd(y, s, 0) if one.spread else y for (x, y), s in one.pairs} for one in curves}
     shown = sorted({x for by_x in points.values() for x in by_x})
     data = _table(x_label, shown, {label: [by_x.get(x) for x in shown] for label, by_x in points.items()}, unit)
     return Chart(title, draw, keys, text, data, note.strip())

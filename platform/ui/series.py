@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from hedgerow.platform.common.numbers import name_of
 from hedgerow.platform.schedules.events import COUNT
 from hedgerow.platform.storage.history import RoundRecord
 
@@ -22,22 +23,13 @@ STREAM_CURVES = {
 }
 """Metrics of algorithms on a stream that are drawn, with the label of their axis."""
 
-METRIC_LABELS = STREAM_CURVES | {
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
-    "validation_accuracy": "validation accuracy",
-    "validation_loss": "validation loss",
-    "train_loss": "training loss",
-    "client_accuracy": "mean accuracy of clients",
-    "client_accuracy_worst10": "accuracy of the worst 10 % of clients",
-    "client_accuracy_highest": "highest accuracy of a client",
-    "client_accuracy_lowest": "lowest accuracy of a client",
-    "client_loss": "mean loss of clients",
-    "server_test_accuracy": "test accuracy of the server's model",
-    "server_test_loss": "test loss of the server's model",
-    "staleness_mean": "mean staleness of the updates",
-    "staleness_max": "largest staleness of the updates",
-}
+DRAWN = (
+    *STREAM_CURVES,
+    *("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "train_loss", "client_accuracy"),
+    *("client_accuracy_worst10", "client_accuracy_highest", "client_accuracy_lowest", "client_loss"),
+    *("server_test_accuracy", "server_test_loss", "staleness_mean", "staleness_max"),
+)
+"""Metrics that are drawn first, in their order."""
 
 SMOOTHED = "efficiency_points"
 """Metric that is drawn as a moving average."""
@@ -66,7 +58,7 @@ class Series:
 
 def metric_label(key: str) -> str:
     """Axis label of a metric."""
-    return METRIC_LABELS.get(key, key.replace("_", " "))
+    return STREAM_CURVES.get(key) or name_of(key)
 
 
 def drawn_metric(name: str, runs: Iterable[list[RoundRecord]]) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from hedgerow.platform.common.numbers import number, unit_of
+from hedgerow.platform.common.numbers import TRANSMISSIONS, name_of, number, unit_of
 from hedgerow.platform.common.table import wide_console
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import cost_table, dropped_warning, summary_table
@@ -17,10 +17,6 @@ NEXT = (
     "simulated_seconds",
 )
 """Columns of the results by importance, after the main metric, targets and best values; then all others."""
-
-
-TRAFFIC_CAPTION = "transmissions: all that was sent, in units of what FedAvg sends in a round"
-TARGETS_CAPTION = "to x: transmissions, in FedAvg rounds, until the target is first reached; +: not reached"
 
 
 class Progress:
@@ -81,7 +77,7 @@ class Progress:
         main = main_metric([self.seen])
         known = (of for of in ("test", "validation") if self.seen.get(f"{of}_{main}") is not None)
         if of := next(known, None):
-            parts.append(f"{of} {main.replace('_', ' ')} {number(self.seen[f'{of}_{main}'], unit_of(main))}")
+            parts.append(f"{of} {name_of(main)} {number(self.seen[f'{of}_{main}'], unit_of(main))}")
         if "train_loss" in self.seen:
             parts.append(f"train loss {number(self.seen['train_loss'], 'loss')}")
         assert self._first is not None
@@ -95,7 +91,7 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
     """Print one row per run. runs: (name, result of `summary.summarise`)."""
     table, console = summary_table(runs, "Results"), console or wide_console()
     mains = [f"test_{summary.get('metric', 'accuracy')}" for _, summary in runs]
-    targets = [one.name for one in table.columns if one.name.startswith("to_")]
+    targets = [one.name for one in table.columns if one.name.startswith("transmissions_to_")]
     table.print(console, ["run", *mains, "ctm", "ltm", *targets, *(f"best_{main}" for main in mains), *NEXT])
     costs = cost_table(runs, "Computed by a client, per sample")
     if costs.rows:
@@ -108,6 +104,4 @@ def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | Non
                 f"{name}: clients that took no part: {', '.join(f'{n} {how}' for how, n in absences.items())}"
             )
     if any(one.name == "transmissions" for one in table.columns):
-        console.print(TRAFFIC_CAPTION)
-    if targets:
-        console.print(TARGETS_CAPTION)
+        console.print(TRANSMISSIONS)

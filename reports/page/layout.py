@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hedgerow.platform.common.numbers import MeanStd, number, unit_of
+from hedgerow.platform.common.numbers import TARGET, TRANSMISSIONS, MeanStd, name_of, number, unit_of
 from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.runs.comparison import EXPLAINED, compare, default_metric, is_lower_better
 from hedgerow.platform.runs.seed_groups import SeedGroup, differing_settings, group_by_seed
@@ -30,22 +30,19 @@ HEDGE = "Hedge, expected"
 """Label of Hedge's own results, which are expected values under its weights."""
 
 
-TARGETS = (
-    "Rounds, and transmissions in units of one FedAvg round, until the target is first reached; + if a seed did not "
-    "reach it. Gain: transmissions relative to the cheapest experiment."
-)
+TARGETS = "Rounds and transmissions until the target is first reached; + if a seed did not reach it."
 FEDEX = "Probability of each value in the draws of the clients, after each round."
 CLIENTS = (
     "Accuracy of the model on each client's own samples (held-out ones if the partition has some), at the last "
     "evaluation."
 )
 COMMUNICATION = (
-    "Bytes that the protocol sends, not the traffic of the machine's network. Transmissions are in units of one FedAvg "
-    "round. An exchange is a broadcast and its replies. Replies of clients that diverged are left out."
+    "Bytes that the protocol sends, not the traffic of the machine's network. An exchange is a broadcast and "
+    "its replies. Replies of clients that diverged are left out."
 )
 TIME = (
-    "Mean over seeds. Around: starting Ray, saving checkpoints and drawing figures. Trials of a search that run in one "
-    "pack share the seconds of a round."
+    "Mean over seeds. Time: of all rounds. Around: starting Ray, saving checkpoints and drawing figures. Trials of a "
+    "search that run in one pack share the seconds of a round."
 )
 """Explanations of sections."""
 
@@ -161,7 +158,7 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
         remark = group.label if len(groups) > 1 else seeds
         figures.append(
             (
-                f"{'best ' if len(compared) > 1 else ''}{metric.replace('_', ' ')}",
+                f"{'best ' if len(compared) > 1 else ''}{name_of(metric)}",
                 number(spread, unit_of(metric)),
                 remark,
             )
@@ -179,7 +176,7 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
         figures.append(("sent", number(size, "B"), "down and up, in total"))
     figures.append(("time", number(sum(run.summary["seconds"] for run in runs), "s"), "of all rounds, in total"))
     if data.searches and (hedge := data.searches[0].hedge):
-        figures.append(("regret", number(float(hedge[-1]["regret"])), f"of Hedge, over {len(hedge)} rounds"))
+        figures.append(("regret", number(float(hedge[-1]["regret"]), "loss"), f"of Hedge, over {len(hedge)} rounds"))
     return figures
 
 
@@ -212,7 +209,7 @@ def _summary(groups: list[SeedGroup]) -> PageSection:
             unused = name in ("transmissions", "bytes") and not results[0]["transmissions"]
             # The best of one evaluation is the last.
             unused |= name.startswith("best_") and group.first.values["evaluation"].get("test") == "end"
-            if name in known and not (unused or name.startswith("to_")):
+            if name in known and not (unused or TARGET.fullmatch(name)):
                 row[name] = group.mean(name) if name in COSTS else MeanStd.known([one.get(name) for one in results])
         row["seeds"] = len(group.seeds)
         if not all_finished:
@@ -223,6 +220,8 @@ def _summary(groups: list[SeedGroup]) -> PageSection:
         # The best of many trials by a test score would be a selection by test samples.
         columns = [replace(column, better="") for column in columns]
     texts = []
+    if any("transmissions" in row for row in rows):
+        texts.append(f"{TRANSMISSIONS[0].upper()}{TRANSMISSIONS[1:]}.")
     if any(len(group.runs) > 1 for group in groups):
         texts.append("Means over seeds; results with ± one standard deviation.")
     for group in groups:
@@ -269,7 +268,7 @@ def _comparison(groups: list[SeedGroup]) -> PageSection:
         section.texts.extend([EXPLAINED, *comparison.notes] if pairs.rows else comparison.notes)
         section.parts.extend([comparison.table, pairs] if pairs.rows else [])
     if keys := differing_settings(groups):
-        columns = [Column(group.label, group.label, "") for group in groups]
+        columns = [Column(group.label, group.label, "setting") for group in groups]
         section.parts.append(Table(keys, "Differences between the files", columns))
     return section
 

@@ -35,13 +35,13 @@ def ledger(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
     ]
     figures = [
         bars("Total bytes", bar_rows, "bytes", "B"),
-        lines("Bytes by round, down and up", traffic, "round", "bytes so far"),
+        lines("Bytes by round, down and up", traffic, "round", "bytes so far", "B"),
     ]
     rows = [
         {
             "experiment": group.label,
             "transmissions": group.mean("transmissions"),
-            "per round": group.mean("transmissions") / group.mean("rounds"),
+            "transmissions per round": group.mean("transmissions") / group.mean("rounds"),
         }
         | {column.name: _total(group, column.name) for column in COUNTS}
         | {name: _spent(group, name) for name in group.first.summary["spent"]}
@@ -58,12 +58,12 @@ def timing(groups: Sequence[SeedGroup], shown: Sequence[SeedGroup]) -> list[Any]
     steps = [_mean_by_round(g, [_steps(run) for run in g.runs], i) for i, g in coloured(shown)]
     figures = [
         bars("Where the seconds went", bar_rows, "seconds", "s") if bar_rows else None,
-        lines("Seconds of a round", steps, "round", "seconds"),
+        lines("Seconds of a round", steps, "round", "seconds", "s"),
     ]
     rows, names = [], dict[str, None]()
     for group in groups:
         each = np.array([step for run in group.runs for step in _steps(run)])
-        seconds = {"rounds": group.mean("seconds"), **parts[group.label]}
+        seconds = {"time": group.mean("seconds"), **parts[group.label]}
         seconds |= {"median round": float(np.median(each)), "slowest": float(each.max())}
         names |= dict.fromkeys(seconds)
         others = {"rounds/s": len(each) / max(float(each.sum()), 1e-9), "clients at once": _plan(group.first)}

@@ -8,7 +8,7 @@ from hedgerow.platform.tracking.summary import main_metric, measured, reported
 from hedgerow.platform.ui.charts import Chart
 from hedgerow.platform.ui.plots import metric_chart, staleness_chart
 from hedgerow.platform.ui.plotting import BLACK, COLOURS, colour_places
-from hedgerow.platform.ui.series import METRIC_LABELS, STREAM_CURVES, axes_of, drawn_metric
+from hedgerow.platform.ui.series import DRAWN, STREAM_CURVES, axes_of, drawn_metric
 
 SHOWN = 7
 """Maximum number of experiments with a line of their own."""
@@ -39,7 +39,7 @@ def curves(groups: Sequence[SeedGroup], learners: Sequence[SeedGroup] = ()) -> l
 
     records = [record for group in groups for run in group.runs for record in run.records]
     main = drawn_metric(main_metric(records), (run.records for group in groups for run in group.runs))
-    keys = dict.fromkeys([main, *METRIC_LABELS, *measured(records), *reported(records)])
+    keys = dict.fromkeys([main, *DRAWN, *measured(records), *reported(records)])
     # The scores of the last round alone are no curve.
     only_last = uses_test_samples if main.startswith("validation_") else lambda key: False
     first, *rest = [key for key in keys if key not in STREAM_CURVES and not only_last(key)]

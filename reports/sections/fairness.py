@@ -51,11 +51,11 @@ def _tenth(accuracies: np.ndarray) -> float:
 
 MEASURES = {
     "lowest": np.min,
-    "10 %": lambda a: np.quantile(a, 0.1),
-    "25 %": lambda a: np.quantile(a, 0.25),
+    "10th percentile": lambda a: np.quantile(a, 0.1),
+    "25th percentile": lambda a: np.quantile(a, 0.25),
     "median": np.median,
-    "75 %": lambda a: np.quantile(a, 0.75),
-    "90 %": lambda a: np.quantile(a, 0.9),
+    "75th percentile": lambda a: np.quantile(a, 0.75),
+    "90th percentile": lambda a: np.quantile(a, 0.9),
     "highest": np.max,
     "mean": np.mean,
     "deviation": np.std,

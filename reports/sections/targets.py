@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hedgerow.platform.common.numbers import MeanStd, cost_text, number
+from hedgerow.platform.common.numbers import MeanStd, cost_text, number, target_heading
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.runs.seed_groups import SeedGroup
-from hedgerow.platform.tracking.summary import first_to, target_heading, target_label
+from hedgerow.platform.tracking.summary import first_to, target_label
 
 
 def targets(groups: Sequence[SeedGroup]) -> list[Table]:
@@ -31,7 +31,7 @@ def _table(groups: Sequence[SeedGroup], target: float, metric: str) -> Table:
         rows.append(row)
     fewest = min(filter(None, means), default=None)
     for row, mean, group in zip(rows, means, groups, strict=True):
-        _, _, gain = cost_text(mean, group.mean("transmissions"), fewest).removesuffix(")").partition("(")
-        row["gain"] = gain or None
+        _, _, ratio = cost_text(mean, group.mean("transmissions"), fewest).removesuffix(")").partition("(")
+        row["ratio"] = ratio or None
     heading = target_heading(target_label(target, metric))
     return Table(rows, f"To {heading} {metric.replace('_', ' ')}")

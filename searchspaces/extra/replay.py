@@ -13,7 +13,7 @@ import numpy as np
 from ray.tune.experiment import Trial as TuneTrial
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.numbers import number, percent, unit_of
+from hedgerow.platform.common.numbers import TRANSMISSIONS, percent
 from hedgerow.platform.config.loader import apply_override
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.history import RoundRecord
@@ -266,14 +266,12 @@ def replay_recording(
         shown = [row for row in rows if row["rounds"]]
         if shown:
             trial_table(shown, f"{kind} on {recording.name}").print()
+            click.echo(TRANSMISSIONS)
         if len(shown) < len(rows):
             click.echo(f"{len(rows) - len(shown)} trials did not report.")
-        metric = found.spec.search.metric
-        value = number(chosen[metric], unit_of(metric))
-        click.echo(
-            f"Choice: {chosen['configuration']} (recorded {chosen['recorded']}), {metric.replace('_', ' ')} {value} in "
-            f"round {chosen['rounds']}."
-        )
+        score = scores_text({found.spec.search.metric: chosen[found.spec.search.metric]})
+        choice = f"{chosen['configuration']} (recorded {chosen['recorded']})"
+        click.echo(f"Choice: {choice}, {score} in round {chosen['rounds']}.")
         if found.test_score:
             click.echo(f"Test score of the choice, as trained: {scores_text(found.test_score)}.")
         if found.online is not None:

@@ -7,10 +7,12 @@ from typing import Any
 import click
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.numbers import target_heading
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.tracking.records import write_object
 from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
+from hedgerow.platform.tracking.summary import target_label
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.searchspaces.extra.shared_trainings import taken_over, trained, trained_before
 from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, TableRow, all_tables, find_rows
@@ -58,7 +60,8 @@ def list_lines(family: str) -> CommandOutput:
 def _about(row: TableRow) -> str:
     if row.is_stream:
         return f"  ({', '.join(row.methods)})"
-    targets = ", ".join(f"{target:g}" for target in row.published if isinstance(target, float))
+    metric = row.values.get("evaluation", {}).get("target_metric", "test_accuracy")
+    targets = ", ".join(target_heading(target_label(one, metric)) for one in row.published if isinstance(one, float))
     return f"  (targets {targets})" if targets else ""
 
 

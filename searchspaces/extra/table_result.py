@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.common.numbers import cost_text, number, percent
+from hedgerow.platform.common.numbers import cost_text, name_of, number, percent, target_heading
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.summary import final_value, first_to, reported, summarise, target_heading, target_label
+from hedgerow.platform.tracking.summary import final_value, first_to, reported, summarise, target_label
 from hedgerow.searchspaces.extra.table_file import Cells, TableRow
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.trials import Trial, trial_labels
@@ -91,7 +91,7 @@ class SweepResult(_Result):
         if not self.targets:
             return "test accuracy of each method's best configuration; final values of all reported quantities"
         unit = "rounds" if self.row.unit == "rounds" else "transmissions, in FedAvg rounds,"
-        return f"{unit} to the target: measured (ratio to the first method) [published]; +: not reached"
+        return f"{unit} to the target: measured [published]; +: not reached"
 
     def best(self, heading: str) -> tuple[Trial, str] | None:
         """Best trial of a method and its label: fewest transmissions to the first target, then to the next targets,
@@ -115,7 +115,7 @@ class SweepResult(_Result):
         not reached; and its cell. target: None if the row has none: cells are best accuracies.
         """
         costs: list[dict[str, Any]] = []
-        reference = None
+        reference, whose = None, next(iter(self.row.methods))
         metric = self.metric if "accuracy" in self.metric else "test_accuracy"
         for heading in self.row.methods:
             if not (best := self.best(heading)):
@@ -124,13 +124,13 @@ class SweepResult(_Result):
             summary = summarise(trial.records, [])
             first = None if target is None else first_to(trial.records, target, self.metric)
             needed = first[self.row.unit] if first else None
-            reference = needed if heading == next(iter(self.row.methods)) else reference
+            reference = needed if heading == whose else reference
             accuracy = max((r[metric] for r in trial.records if metric in r), default=None)
-            cell = percent(accuracy) if target is None else cost_text(needed, summary[self.row.unit], reference)
+            cell = percent(accuracy) if target is None else cost_text(needed, summary[self.row.unit], reference, whose)
             cost = {"heading": heading, "cell": cell + (MARK if summary["dropped"] else ""), "transmissions": needed}
             cost |= {key: summary[key] for key in ("rounds", "dropped", "seconds")}
             cost |= {"trial": trial.name, "status": trial.status, "configuration": configuration}
-            costs.append({**cost, "best_accuracy": accuracy})
+            costs.append(cost | {"best_accuracy": accuracy})
         return costs
 
     def rows(self) -> list[dict[str, str]]:
@@ -194,12 +194,12 @@ def standing(runs: dict[str, Records]) -> dict[str, Cells]:
     rows |= {"teacher": teachers} if teachers else {}
     for name in dict.fromkeys(name for records in runs.values() for name in reported(records)):
         cells = {h: f"{end['report'][name]:.3g}" for h, end in ends.items() if name in end["report"]}
-        rows[name.replace("_", " ")] = cells
+        rows[name_of(name)] = cells
     counts = {heading: end["spent"] for heading, end in ends.items() if end["spent"]}
     if counts:
         rows["exchanges"] = {heading: f"{end['exchanges']:,}" for heading, end in ends.items()}
     for name in dict.fromkeys(name for spent in counts.values() for name in spent):
-        rows[name.replace("_", " ")] = {heading: f"{spent.get(name, 0):,.0f}" for heading, spent in counts.items()}
+        rows[name_of(name)] = {heading: f"{spent.get(name, 0):,.0f}" for heading, spent in counts.items()}
     return rows
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.numbers import number, percent, unit_of
+from hedgerow.platform.common.numbers import TRANSMISSIONS, number, percent, unit_of
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.config.model_selection import uses_test_samples
@@ -284,7 +284,7 @@ class FinishedSearch:
         """Sentences about the deployed policies, and the reason if there is no mixture; empty without Hedge."""
         if blocks := self.blocks:
             last = blocks[-1]
-            regret, bound = (number(last[key], digits=3) for key in ("regret", "bound"))
+            regret, bound = (number(last[key], "loss") for key in ("regret", "bound"))
             return [
                 f"Promotion: {last['block']} blocks of work; trial {last['leader']:03d} leads; the regret over the "
                 f"blocks is {regret} (bound {bound})."
@@ -446,7 +446,7 @@ class FinishedSearch:
         path = self.folder.path
         Table(self.rows).csv(path / "results.csv")
         winner = self.winner_name
-        text = f"# {self.folder.name}\n\n{trial_table(self.rows, winner=winner).markdown()}"
+        text = f"# {self.folder.name}\n\n{trial_table(self.rows, winner=winner).markdown()}\n{TRANSMISSIONS}\n"
         for theta in self.thetas:
             text += f"\n## {theta.table.title}\n\n{theta.table.markdown()}"
         if self.best_rows:

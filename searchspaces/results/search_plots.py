@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.common.numbers import number, unit_of
+from hedgerow.platform.common.numbers import name_of, number, unit_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import short_names
 from hedgerow.platform.tracking.summary import final_value
@@ -120,7 +120,7 @@ def parallel_lines(
         # Lines of trials with the same value would overlap: they fan out slightly, better trials higher.
         fan = 0.05 if len(set(spots)) < len(spots) and not last else 0.0
         heights.append([spot + fan * (rank / len(order) - 0.5) for rank, spot in enumerate(spots)])
-        _axis(axes, x, metric.replace("_", " ") if last else names[key], ticks)
+        _axis(axes, x, name_of(metric) if last else names[key], ticks)
     labels, keyed = trial_labels(trials), dict[str, int]()
     for rank, (trial, value, *path) in enumerate(zip(order, finals, *heights, strict=True)):
         place, label = (places or {}).get(trials.index(trial), OTHERS), labels[trials.index(trial)]

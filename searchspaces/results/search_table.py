@@ -9,10 +9,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from hedgerow.platform.common.numbers import number, percent, unit_of
+from hedgerow.platform.common.numbers import TRANSMISSIONS, name_of, number, percent, unit_of
 from hedgerow.platform.common.table import Table, wide_console
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.ui.terminal import TARGETS_CAPTION
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
 from hedgerow.searchspaces.results.trials import Row, trial_table
 from hedgerow.searchspaces.spaces.smoothing import smoothed
@@ -109,7 +108,7 @@ class SearchTable:
             leader = self._order()[0]
             self._print(
                 f"round {round_}/{self.rounds}  {self._figures(record)}  "
-                f"leader {self.labels[leader]} ({percent(record['weights'][leader])}){self._left()}"
+                f"leader {self.labels[leader]} (weight {percent(record['weights'][leader])}){self._left()}"
             )
 
     def note(self, text: str) -> None:
@@ -129,7 +128,7 @@ class SearchTable:
         if not sound:
             return line
         best = min(sound, key=lambda index: self._sign * self._best[index])
-        return f"{line}, best {self._text(self._best[best])} ({self.labels[best]})"
+        return f"{line}, best {name_of(self.metric)} {self._text(self._best[best])} ({self.labels[best]})"
 
     def _left(self) -> str:
         """Time that the remaining rounds take at the pace so far; empty if it is unknown."""
@@ -145,12 +144,11 @@ class SearchTable:
 
     def _figures(self, record: RoundRecord) -> str:
         expected = record["expected"].get(self.metric)
-        metric = self.metric.removeprefix("test_").replace("_", " ")
-        parts = [] if expected is None else [f"expected {metric} {self._text(expected)}"]
+        parts = [] if expected is None else [f"expected {name_of(self.metric)} {self._text(expected)}"]
         if deployed := self._deployed():
             parts.append(deployed)
-        bound = "" if record["bound"] is None else f" (bound {number(record['bound'], digits=3)})"
-        return "  ".join([*parts, f"regret {number(record['regret'], digits=3)}{bound}"])
+        bound = "" if record["bound"] is None else f" (bound {number(record['bound'], 'loss')})"
+        return "  ".join([*parts, f"regret {number(record['regret'], 'loss')}{bound}"])
 
     def _deployed(self) -> str:
         """Mean scores so far of the deployed policy and of the best expert in hindsight; empty if unknown."""
@@ -244,8 +242,8 @@ def closing_tables(
             table.print(console, [*(n for n in names if n not in (*costs, *last) and n[:5] != "best_"), *costs, *names])
         if len(rows) > limit and shown is not best:
             console.print(f"... and {len(rows) - limit} more")
-    if any(key.startswith("transmissions_to_") for row in rows for key in row):
-        console.print(f"{TARGETS_CAPTION}; in parentheses: ratio to the cheapest trial")
+    if rows:
+        console.print(TRANSMISSIONS)
     if summary:
         console.print(Text(hedge_sentences(summary)))
 
@@ -254,19 +252,19 @@ def hedge_sentences(summary: RoundRecord) -> str:
     """Summary of Hedge from `trials.hedge_summary`, in sentences."""
     metric, bound, certain = summary["metric"], summary["bound"], summary["certain"]
     side = "" if bound is None else "within" if summary["regret"] <= bound else "above"
-    verdict = f" ({side} its bound, {number(bound, digits=3)})" if side else ""
+    verdict = f" ({side} its bound, {number(bound, 'loss')})" if side else ""
     losses = {key: number(summary[key], "loss") for key in ("hedge_loss", "best_loss")}
     lines = [
         f"Hedge over {summary['experts']} experts: its mean expected loss is {losses['hedge_loss']} over "
         f"{summary['rounds']} rounds; the best expert in hindsight, {summary['best']}, has {losses['best_loss']}; "
-        f"the total regret is {number(summary['regret'], digits=3)}{verdict}.",
+        f"the total regret is {number(summary['regret'], 'loss')}{verdict}.",
         f"At the end {summary['leader']} leads with {percent(summary['leader_weight'])} of the weight; "
         + ("no expert ever had more than 90 %." if certain is None else f"90 % was first exceeded in round {certain}."),
     ]
     if summary["stopped"]:
         lines.append(
             f"{summary['stopped']} of {summary['experts']} experts were stopped. Against one of them the bound is at "
-            f"most {number(summary['price'], digits=3)} higher, and no higher unless it would have gained more than "
+            f"most {number(summary['price'], 'loss')} higher, and no higher unless it would have gained more than "
             "`search.comeback` per round."
         )
     if summary["expected"] is not None:
@@ -276,5 +274,5 @@ def hedge_sentences(summary: RoundRecord) -> str:
             if summary[key] is not None
         )
         expected = number(summary["expected"], unit_of(metric))
-        lines.append(f"Weighted {metric.replace('_', ' ')}, averaged over the rounds: {expected}{compared}.")
+        lines.append(f"Expected {name_of(metric)}, averaged over the rounds: {expected}{compared}.")
     return "\n".join(lines)

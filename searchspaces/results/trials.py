@@ -1,13 +1,12 @@
 """Ranks the configurations of a search, and computes the cost of each."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hedgerow.platform.common.numbers import cost_text, number, unit_of
+from hedgerow.platform.common.numbers import cost_text, is_no_share, name_of, number, unit_of
 from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
@@ -16,9 +15,7 @@ from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import (
     final_value,
     first_to,
-    is_no_share,
     measured,
-    target_heading,
     target_label,
 )
 from hedgerow.searchspaces.spaces.smoothing import score_of, tie_breaker
@@ -34,8 +31,6 @@ METRICS = (
 
 WINNER = " (winner)"
 """End of the winner's label in figures, and of its number in tables."""
-
-_TARGET = re.compile(r"(rounds|transmissions|gain)_to_((?:\w+ )?[\d.e-]+)")
 
 
 @dataclass
@@ -143,7 +138,7 @@ def sweep_rows(
     Columns: trial; each searched key (None if the trial does not have it); weight (Hedge's last weight, with
     `hedge_records`, where expert i is trial i); with `smooth`, the score that ranks; final and best value of the
     metric; transmissions, in units of one FedAvg round; for each target, the rounds and transmissions to reach it and
-    the gain (ratio to the transmissions of the cheapest trial), None if it was not reached; and status.
+    the ratio to the transmissions of the cheapest trial, None if it was not reached; and status.
     """
     keys = searched_keys(trials)
     order = ranked(trials, metric, mode, smooth)
@@ -213,18 +208,18 @@ def _costs(trials: list[Trial], targets: list[float], target_metric: str) -> lis
         for row, first in zip(rows, firsts, strict=True):
             row[f"rounds_to_{label}"] = first.get("rounds")
             row[f"transmissions_to_{label}"] = first.get("transmissions")
-            # An algorithm that transmits nothing has no gain over another.
-            row[f"gain_to_{label}"] = first["transmissions"] / fewest if first and fewest else None
+            # An algorithm that transmits nothing has no ratio to another.
+            row[f"ratio_to_{label}"] = first["transmissions"] / fewest if first and fewest else None
     return rows
 
 
 def trial_table(rows: list[Row], title: str = "", brief: bool = False, winner: str = "") -> Table:
     """Table of rows of `sweep_rows` or `best_per_metric` with short headings.
 
-    Transmissions to a target include the gain, see `numbers.cost_text`. brief: without the rounds to each target.
+    Transmissions to a target include the ratio, see `numbers.cost_text`. brief: without the rounds to each target.
     winner: name of the trial whose rows are marked.
     """
-    names = [key for row in rows for key in row if not key.startswith(("gain_to_", *["rounds_to_"] * brief))]
+    names = [key for row in rows for key in row if not key.startswith(("ratio_to_", *["rounds_to_"] * brief))]
     names, short = list(dict.fromkeys(names)), short_names(names)
     fewest = {
         key: min((row[key] for row in rows if row.get(key) is not None), default=None)
@@ -235,20 +230,14 @@ def trial_table(rows: list[Row], title: str = "", brief: bool = False, winner: s
     targets = [float(label) for label in labels if not is_no_share(label)]
 
     def heading(key: str) -> str:
-        if target := _TARGET.fullmatch(key):
-            cost = "" if brief and target[1] == "transmissions" else f"{target[1]} "
-            return f"{cost}to {target_heading(target[2])}"
-        if key.startswith(("best_", "smoothed_")):
-            return key.partition("_")[0]
-        return short[key] if "." in key else key.replace("_", " ")
+        return short[key] if unit_of(key) == "setting" else name_of(key)
 
     def cell(row: Row, key: str) -> Any:
         value, spent = row.get(key), row.get("transmissions")
         if key == "trial" and winner and value == winner:
             return f"{value}{WINNER}"
         if key == "metric":
-            target = _TARGET.fullmatch(row[key])
-            return f"{target[1]} to {target_heading(target[2])}" if target else row[key].replace("_", " ")
+            return name_of(row[key])
         if key == "value":
             return "not reached" if value is None else number(value, unit_of(row["metric"]), targets)
         return cost_text(value, spent, fewest[key]) if key in fewest and spent is not None else value

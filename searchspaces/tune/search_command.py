@@ -1,13 +1,12 @@
 """Bodies of the commands `search` and `push`, and of `resume` for searches."""
 
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hedgerow.platform.runs.run_command import outcome, print_outcome
+from hedgerow.platform.runs.run_command import next_commands, outcome, print_outcome
 from hedgerow.platform.runs.run_in_mlflow import push as push_run
 from hedgerow.platform.runs.run_session import run_or_resume
 from hedgerow.platform.runtime.factory import Data
@@ -19,7 +18,7 @@ from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.recording import RECORDING
 from hedgerow.searchspaces.results.search_notebook import NotebookTable
 from hedgerow.searchspaces.results.search_table import SearchTable, closing_tables
-from hedgerow.searchspaces.results.trials import Trial, trial_labels
+from hedgerow.searchspaces.results.trials import Trial, expert_folder, trial_labels
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.tune.search_runner import Begun, check_search, resume_search, search
 from hedgerow.searchspaces.tune.search_runner import push as push_search
@@ -121,12 +120,15 @@ def search_table(spec: SearchSpec) -> SearchTable:
 def _searches_output(searches: Iterable[FinishedSearch]) -> CommandOutput:
     """Output of searches. Each is printed as soon as it is finished: the next one may take long."""
     documents, runs = [], []
+    model = None
     for finished in searches:
         output = search_output(finished)
         output.render()
         documents.append(output.document)
         runs.append((finished.spec.experiment, finished.folder.path))
-    lines = [*hints(runs), f"Next: `hedgerow report {shlex.join(str(folder) for _, folder in runs)}`."]
+        if winner := finished.winner:
+            model = model or expert_folder(finished.folder.path, int(winner.name)).path
+    lines = [*hints(runs), next_commands([folder for _, folder in runs], model)]
     return CommandOutput({"searches": documents}, lambda: click.echo("\n".join(lines)))
 
 

@@ -140,7 +140,7 @@ def test_a_report_and_a_comparison(here, ran):
     assert (said["report"], said["runs"], said["warnings"]) == ("report.html", folders, [])
     assert (here / "report.html").read_text().startswith("<!doctype html>")
     said = document("compare", "compare", *folders)
-    values = [group["quantities"]["final test accuracy"]["values"] for group in said["groups"]]
+    values = [group["quantities"]["test accuracy"]["values"] for group in said["groups"]]
     assert values == [[one["summary"]["test_accuracy"]] for one in ran]
 
 

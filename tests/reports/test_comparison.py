@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_up import records
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.numbers import MeanStd
+from hedgerow.platform.common.numbers import MeanStd, number
 from hedgerow.platform.config.loader import set_value
 from hedgerow.platform.runs.comparison import compare
 from hedgerow.platform.runs.recorded_run import Run
@@ -153,7 +153,7 @@ def test_a_finished_run_of_a_seed_counts_before_a_later_one_that_is_not():
 def test_a_run_that_has_not_ended_is_not_compared_as_if_it_had():
     better = [made("b", seed, [0.4, 0.8 + seed / 100], lr=0.2) for seed in range(4)]
     worse = [made("a", seed, [0.4, 0.5]) for seed in range(4)]
-    assert of(compare(group_by_seed(worse + better)[0]), "final test accuracy", "a", "b").says == "b is better"
+    assert of(compare(group_by_seed(worse + better)[0]), "test accuracy", "a", "b").says == "b is better"
     rounds = [replace(run, values=run.values | {"rounds": 100}) for run in better]
     found = compare(group_by_seed([*worse, unfinished(better[0], 100), *rounds[1:]])[0])
     pairs = [pair for pair in found.pairs if (pair.a, pair.b) == (0, 1)]
@@ -166,7 +166,7 @@ def test_the_best_of_many_is_one_that_has_ended():
     runs = [made(f"e{i}", seed, [i / 10, (i + 1) / 10], lr=i + 1) for i in range(8) for seed in (0, 1)]
     runs[15] = unfinished(runs[15], 2)
     found = compare(group_by_seed(runs)[0])
-    last = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
+    last = [pair for pair in found.pairs if pair.quantity.name == "test accuracy"]
     assert {pair.a for pair in last} == {6}
     assert [pair.says for pair in last if pair.b == 7] == ["not finished: no conclusion possible"]
 
@@ -195,15 +195,15 @@ def test_pairs_are_of_the_same_seed_whatever_their_order():
     better = [made("b", seed, [0.4, 0.6 + seed / 100 + d], lr=0.2) for seed, d in ((2, 0.11), (0, 0.09), (1, 0.1))]
     worse = [made("a", seed, [0.4, 0.6 + seed / 100]) for seed in (1, 2, 0, 7)]
     found = compare(group_by_seed(worse + better)[0])
-    pair = of(found, "final test accuracy", "a", "b")
+    pair = of(found, "test accuracy", "a", "b")
     assert pair.seeds == [0, 1, 2]
     assert pair.difference.mean == pytest.approx(0.1)
     # Deviation 0.01 of three: t = 0.1 / (0.01 / sqrt 3), and p in closed form.
     t2 = 300.0
     assert pair.p == pytest.approx(1 - math.sqrt(t2 / (t2 + 2)), rel=1e-3)
     assert (pair.says, pair.matters) == ("b is better", True)
-    assert pair.text() == "+10 [+7.52, +12.5] points"
-    assert found.table.texts[1]["final test accuracy"] == "71.0 ± 2.0 %"
+    assert pair.text() == "+10.00 [+7.52, +12.48] points"
+    assert found.table.texts[1]["test accuracy"] == "71.0 ± 2.0 %"
 
 
 def test_transmissions_are_compared_as_ratios():
@@ -211,57 +211,57 @@ def test_transmissions_are_compared_as_ratios():
     cheap = [made("cheap", seed, [0.1, 0.6], cost=1.0 + seed) for seed in range(3)]
     found = compare(group_by_seed(cheap + dear)[0])
     pair = of(found, "transmissions to 50 %", "cheap", "dear")
-    assert (pair.text(), pair.p, pair.says) == ("×2", 2 / 8, "no difference shown")
-    assert pair.quantity.text(pair.a) == "4 ± 2"
+    assert (pair.text(), pair.p, pair.says) == ("2.00 × A", 2 / 8, "no difference shown")
+    assert number(pair.quantity.cell(pair.a)) == "4 ± 2"
     dear[0] = made("dear", 0, [0.1, 0.6], cost=2.01, lr=0.2)
     pair = of(compare(group_by_seed(cheap + dear)[0]), "transmissions to 50 %", "cheap", "dear")
-    assert pair.text() == "×2 [1.99, 2.02]"
+    assert pair.text() == "2.00 × A [1.99, 2.02]"
     assert pair.says == "cheap needs fewer"
 
 
 def test_equal_differences_matter_from_six_seeds_on():
     runs = [made(name, seed, [end], lr=lr) for name, lr, end in (("a", 1, 0.5), ("b", 2, 0.75)) for seed in range(6)]
-    five, six = (of(compare(group_by_seed(some)[0]), "final test accuracy", "a", "b") for some in (runs[1:], runs))
-    assert (five.p, five.says, five.text()) == (2 / 32, "no difference shown", "+25 points")
+    five, six = (of(compare(group_by_seed(some)[0]), "test accuracy", "a", "b") for some in (runs[1:], runs))
+    assert (five.p, five.says, five.text()) == (2 / 32, "no difference shown", "+25.00 points")
     assert (six.p, six.says) == (2 / 64, "b is better")
     json.dumps(compare(group_by_seed(runs)[0]).as_dict(), allow_nan=False)
 
 
 def test_what_few_seeds_do_not_allow_is_said():
     one = compare(group_by_seed([made("a", 0, [0.1]), made("b", 0, [0.9], lr=1)])[0])
-    assert of(one, "final test accuracy", "a", "b").says == "one seed: no conclusion possible"
+    assert of(one, "test accuracy", "a", "b").says == "one seed: no conclusion possible"
     assert any("One seed" in note for note in one.notes)
     apart = compare(group_by_seed([made("a", 0, [0.1]), made("b", 1, [0.9], lr=1)])[0])
-    assert of(apart, "final test accuracy", "a", "b").says == "no seed in common: no conclusion possible"
+    assert of(apart, "test accuracy", "a", "b").says == "no seed in common: no conclusion possible"
     some = [made("a", seed, [0.6]) for seed in (0, 1)] + [made("b", seed, [0.45 + 0.1 * seed], lr=1) for seed in (0, 1)]
     found = compare(group_by_seed(some)[0])
     assert of(found, "transmissions to 50 %", "a", "b").says == "not reached with every seed: no conclusion possible"
-    assert found.table.texts[1]["transmissions to 50 %"] == "1 of 2 seeds"
-    assert of(found, "final test accuracy", "a", "b").says == "no difference shown"
+    assert found.table.texts[1]["transmissions to 50 %"] == "1 of 2 seeds reach it"
+    assert of(found, "test accuracy", "a", "b").says == "no difference shown"
 
 
 def test_a_run_that_diverged_hides_no_mean_behind_the_others():
     runs = [made("a", s, [0.5]) for s in (0, 1)] + [made("b", s, [0.5 if s else math.nan], lr=1) for s in (0, 1)]
     found = compare(group_by_seed(runs)[0])
-    assert of(found, "final test accuracy", "a", "b").says == "not every seed has a value: no conclusion possible"
+    assert of(found, "test accuracy", "a", "b").says == "not every seed has a value: no conclusion possible"
     json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_the_same_numbers_are_the_same():
     runs = [made(name, seed, [0.5], lr=lr) for name, lr in (("a", 1), ("b", 2)) for seed in (0, 1, 2)]
-    assert of(compare(group_by_seed(runs)[0]), "final test accuracy", "a", "b").says == "identical numbers"
+    assert of(compare(group_by_seed(runs)[0]), "test accuracy", "a", "b").says == "identical numbers"
 
 
 def test_of_many_experiments_each_is_compared_with_the_best():
     seeds = range(4)
     runs = [made(f"e{i}", seed, [i / 10 + (i + 1) * seed / 1000], lr=i + 1) for i in range(8) for seed in seeds]
     found = compare(group_by_seed(runs)[0])
-    first = [pair for pair in found.pairs if pair.quantity.name == "final test accuracy"]
+    first = [pair for pair in found.pairs if pair.quantity.name == "test accuracy"]
     assert [(pair.a, pair.b) for pair in first] == [(7, i) for i in range(7)]
     assert all(pair.says == "e7 is better" for pair in first)
     # Of two seeds all that is left of it is their number.
     few = compare(group_by_seed([run for run in runs if run.seed < 2])[0])
-    assert {pair.says for pair in few.pairs if pair.quantity.name == "final test accuracy"} == {"no difference shown"}
+    assert {pair.says for pair in few.pairs if pair.quantity.name == "test accuracy"} == {"no difference shown"}
 
 
 def test_among_many_equal_experiments_the_best_is_seldom_taken_to_be_better():
@@ -270,7 +270,7 @@ def test_among_many_equal_experiments_the_best_is_seldom_taken_to_be_better():
         noise = rng.normal(0.5, 0.05, (groups, 4)).clip(0.01, 0.99)
         runs = [made(f"e{i}", seed, [noise[i, seed]], lr=i + 1) for i in range(groups) for seed in range(4)]
         compared = compare(group_by_seed(runs)[0], targets=[])
-        found += any(pair.matters for pair in compared.pairs if pair.quantity.name == "final test accuracy")
+        found += any(pair.matters for pair in compared.pairs if pair.quantity.name == "test accuracy")
     # 5 % with two standard deviations of so many draws.
     assert found <= 300 * 0.05 + 2 * math.sqrt(300 * 0.05 * 0.95)
 
@@ -281,5 +281,5 @@ def test_a_metric_that_is_not_there_is_refused_by_name():
         compare(groups, "test_acuracy")
     losses = compare(groups, "test_loss", [0.5])
     assert [quantity.name for quantity in losses.quantities] == [
-        "final test loss", "best test loss", "transmissions to loss 0.5",
+        "test loss", "best test loss", "transmissions to loss 0.5",
     ]  # fmt: skip

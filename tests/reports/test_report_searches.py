@@ -193,9 +193,9 @@ def test_targets_are_drawn_where_their_metric_is(run):
     named = replace(one, values=one.values | {"evaluation": wanted})
     of_loss = [r | {"server_test_loss": 2.0, "client_accuracy_lowest": 0.1} for r in named.records]
     figures = {figure.title: figure for figure in curves(group_by_seed([replace(named, records=of_loss)])[0])}
-    assert {"Mean loss of clients by round", "Test loss of the server's model by round",
-            "Lowest accuracy of a client by round"} <= set(figures)  # fmt: skip
-    assert ">target 15 %<" in svg(figures["Mean accuracy of clients by round"])
+    assert {"Client loss by round", "Server test loss by round",
+            "Client accuracy, lowest by round"} <= set(figures)  # fmt: skip
+    assert ">target 15 %<" in svg(figures["Client accuracy by round"])
     assert "target" not in svg(figures["Test accuracy by round"])
 
 

@@ -129,7 +129,7 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     assert row["sent"] == number(float(np.mean([run.summary["bytes"] for run in groups[0].runs])), "B")
     (never,) = (part for part in found["targets"].parts if part.title == "To 99 % test accuracy")
     assert never.texts[0]["rounds"] == "7+"
-    assert sent["per round"] == number(sum(spent) / 14)
+    assert sent["transmissions per round"] == number(sum(spent) / 14)
 
 
 def test_the_worst_tenth_of_twelve_clients_are_two_of_them(runs):
@@ -240,7 +240,7 @@ def test_a_search_is_compared_by_what_hedge_itself_achieves(table):
     hedge = [record["expected"]["test_accuracy"] for record in search.hedge]
     alone = [record["test_accuracy"] for record in search.trials[0].records]
     for group, accuracies in zip(found["groups"], (alone, hedge), strict=True):
-        assert group["quantities"]["final ctm"]["values"] == [pytest.approx(np.mean(accuracies))]
+        assert group["quantities"]["CTM"]["values"] == [pytest.approx(np.mean(accuracies))]
     assert {pair["says"] for pair in found["pairs"]} == {"one seed: no conclusion possible"}
 
 

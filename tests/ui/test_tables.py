@@ -5,8 +5,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from hedgerow.platform.common.numbers import column, cost_text, number, p_value, percent, tick, unit_of
+from hedgerow.platform.common.numbers import (
+    MeanStd,
+    column,
+    cost_text,
+    name_of,
+    number,
+    p_value,
+    percent,
+    tick,
+    unit_of,
+)
 from hedgerow.platform.common.table import Column, Table
+from hedgerow.platform.runs.statistics import Estimate
 
 
 @pytest.mark.parametrize(
@@ -34,12 +45,52 @@ def test_a_number_has_the_form_of_its_unit(value, unit, text):
 
 
 def test_a_quantity_has_its_unit_by_its_name():
-    names = ("test_accuracy", "best_ctm", "weight", "client_loss", "bytes_up", "simulated_seconds", "rounds", "a.loss")
-    assert [unit_of(name) for name in names] == ["%", "%", "%", "loss", "B", "s", "", ""]
+    names = (
+        "test_accuracy",
+        "best_ctm",
+        "weight",
+        "client_loss",
+        "bytes_up",
+        "simulated_seconds",
+        "rounds",
+        "a.loss",
+        "transmissions_to_0.8",
+    )
+    assert [unit_of(name) for name in names] == ["%", "%", "%", "loss", "B", "s", "", "setting", ""]
 
 
-def test_sizes_of_a_column_have_one_prefix():
-    assert column([1.2e9, 3e6, None], "B") == ["1.2 GB", "0.003 GB", "-"]
+@pytest.mark.parametrize(
+    ("values", "unit", "texts"),
+    [
+        ([1.2e9, 3e6, None], "B", ["1.200 GB", "0.003 GB", "-"]),
+        ([24e6, 3.08e6], "B", ["24.00 MB", "3.08 MB"]),
+        ([2.59, 0.0965, 120.0], "s", ["2.59 s", "0.10 s", "120.00 s"]),
+        ([12, 10.0, math.nan], "", ["12", "10", "nan"]),
+        ([1.0 / 3, 20], "", ["0.33", "20.00"]),
+        ([300200, 1200800.0], "", ["300200", "1200800"]),
+        ([1e-6, 3.0], "", ["1.000e-06", "3.000e+00"]),
+        ([0.001, 0.1, 1.0, "cosine"], "setting", ["0.001", "0.1", "1", "cosine"]),
+        ([0.9, 0.8999], "%", ["90.00 %", "89.99 %"]),
+        ([MeanStd(11.5, 0.7071, 2), MeanStd(9, None, 1)], "", ["11.50 ± 0.71", "9.00"]),
+        ([Estimate(2.0, 1.75, 2.25), Estimate(3.0)], "s", ["2.00 s [1.75 s, 2.25 s]", "3.00 s"]),
+    ],
+)
+def test_the_numbers_of_a_column_have_the_same_decimals(values, unit, texts):
+    assert column(values, unit, [0.9]) == texts
+
+
+def test_a_quantity_has_one_name():
+    names = (
+        "best_test_accuracy",
+        "client_accuracy_worst10",
+        "ctm",
+        "bytes",
+        "transmissions_to_0.8",
+        "rounds_to_loss 2",
+    )
+    assert [name_of(name) for name in names] == [
+        "best test accuracy", "client accuracy, worst 10 %", "CTM", "sent", "transmissions to 80 %", "rounds to loss 2",
+    ]  # fmt: skip
 
 
 def test_more_digits_where_rounding_would_reach_a_target():
@@ -48,7 +99,7 @@ def test_more_digits_where_rounding_would_reach_a_target():
 
 def test_costs_p_values_and_ticks():
     assert [cost_text(148, 200, 74), cost_text(None, 1000, 148), cost_text(None, 100, 148)] == [
-        "148 (2.0×)", "1000+ (>6.8×)", "100+",
+        "148 (2.0 × the cheapest)", "1000+ (>6.8 × the cheapest)", "100+",
     ]  # fmt: skip
     assert [p_value(0.0001), p_value(0.0321)] == ["<0.001", "0.032"]
     assert [tick(1.2e6), tick(12000), tick(0.05), tick(0.005, "%")] == ["1.2M", "12k", "0.05", "0.5 %"]
@@ -60,8 +111,12 @@ class Range:
 
     mean: float
 
-    def text(self, unit: str) -> str:
-        return f"{number(self.mean, unit)} or less"
+    @property
+    def numbers(self) -> list[float]:
+        return [self.mean]
+
+    def text(self, texts: list[str]) -> str:
+        return f"{texts[0]} or less"
 
 
 ROWS = [{"name": "<a>", "test_accuracy": 0.5, "bytes": 3000}, {"name": "b|c", "test_accuracy": Range(0.75)}]

@@ -70,7 +70,7 @@ def cells(summary: dict) -> dict[str, str]:
 
 def test_more_decimals_are_shown_where_rounding_would_reach_a_target():
     near = summarise(records([0.8997]), [0.9])
-    assert cells(near)["test accuracy"] == cells(near)["best"] == "89.97 %"
+    assert cells(near)["test accuracy"] == cells(near)["best test accuracy"] == "89.97 %"
     assert cells(summarise(records([0.9]), [0.9]))["test accuracy"] == "90.0 %"
     assert cells(summarise(records([0.8997]), []))["test accuracy"] == "90.0 %"
 
@@ -130,7 +130,9 @@ def test_a_table_leaves_out_columns_and_cuts_no_word():
     wide = set(headings_of(texts[1000]))
     assert wide == {"run", *cells(summary)}
     assert "too narrow" not in texts[1000]
-    assert {"run", "test accuracy", "to 60 %", "to 70 %"} <= set(headings_of(texts[80])) < wide
+    assert (
+        {"run", "test accuracy", "transmissions to 60 %", "transmissions to 70 %"} <= set(headings_of(texts[80])) < wide
+    )
     assert "columns for which the terminal is too narrow (--json has all): " in texts[80]
     assert re.search(r"too narrow .*\bsent\b", " ".join(texts[80].split()))
 

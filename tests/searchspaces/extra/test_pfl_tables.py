@@ -72,8 +72,12 @@ def shown(line, accuracies: dict[str, list[float]]) -> SweepResult:
 def test_gains_are_per_fedavgs_cost_in_that_of_pfldyn():
     accuracies = {"PFLDyn Proto": [0.88, 0.89], "P-Avg Proto": [0.8, 0.88, 0.89], "Per-FedAvg": [0.8] * 4 + [0.88]}
     high, low = shown(line_of("T3.1/cifar10-5"), accuracies).rows()
-    assert [high[heading] for heading in accuracies] == ["2 (1.0×) [221]", "3 (1.5×) [783]", "5+ (>2.5×) [1000+]"]
-    assert [low[heading] for heading in accuracies] == ["1 (1.0×) [163]", "2 (2.0×) [286]", "5 (5.0×) [794]"]
+    assert [high[heading] for heading in accuracies] == [
+        "2 (1.0 × PFLDyn Proto) [221]", "3 (1.5 × PFLDyn Proto) [783]", "5+ (>2.5 × PFLDyn Proto) [1000+]",
+    ]  # fmt: skip
+    assert [low[heading] for heading in accuracies] == [
+        "1 (1.0 × PFLDyn Proto) [163]", "2 (2.0 × PFLDyn Proto) [286]", "5 (5.0 × PFLDyn Proto) [794]",
+    ]  # fmt: skip
 
 
 def test_hyperparameters_and_settings_are_those_of_the_source():

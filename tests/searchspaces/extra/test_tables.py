@@ -185,9 +185,11 @@ def test_a_methods_best_configuration_reaches_the_first_target_first():
     high, low = shown.rows()
     # FedDyn's second configuration needs three rounds to 98.2 %, and is shown for both targets.
     assert [high[m] for m in ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx")] == [
-        "3 (1.0×) [100]", "6 (2.0×) [142]", "6+ (>2.0×) [588]", "2+ [362]",
+        "3 (1.0 × FedDyn) [100]", "6 (2.0 × FedDyn) [142]", "6+ (>2.0 × FedDyn) [588]", "2+ [362]",
     ]  # fmt: skip
-    assert [low[m] for m in ("FedDyn", "SCAFFOLD", "FedAvg")] == ["3 (1.0×) [31]", "4 (1.3×) [52]", "2 (0.7×) [49]"]
+    assert [low[m] for m in ("FedDyn", "SCAFFOLD", "FedAvg")] == [
+        "3 (1.0 × FedDyn) [31]", "4 (1.3 × FedDyn) [52]", "2 (0.7 × FedDyn) [49]",
+    ]  # fmt: skip
     remarks = "\n".join(shown.remarks())
     assert "FedDyn: lr=1" in remarks
     assert "FedProx: the run failed before its end" in remarks

@@ -63,13 +63,13 @@ def test_a_sweeps_rows_are_sorted_by_the_final_metric_with_diverged_and_dead_tri
     assert [row["trial"] for row in rows] == ["000", "001", "004", "002", "003"]
     assert rows[0] == {
         "trial": "000", "algorithm.lr": 0.1, "algorithm.mu": 1.0, "test_accuracy": 0.9, "best_test_accuracy": 0.9,
-        "transmissions": 8, "rounds_to_0.6": 4, "transmissions_to_0.6": 8, "gain_to_0.6": 8.0,
-        "rounds_to_0.85": 4, "transmissions_to_0.85": 8, "gain_to_0.85": 1.0, "status": "finished",
+        "transmissions": 8, "rounds_to_0.6": 4, "transmissions_to_0.6": 8, "ratio_to_0.6": 8.0,
+        "rounds_to_0.85": 4, "transmissions_to_0.85": 8, "ratio_to_0.85": 1.0, "status": "finished",
     }  # fmt: skip
     assert rows[1] == {
         "trial": "001", "algorithm.lr": 1.0, "algorithm.mu": None, "test_accuracy": 0.7, "best_test_accuracy": 0.8,
-        "transmissions": 4, "rounds_to_0.6": 1, "transmissions_to_0.6": 1, "gain_to_0.6": 1.0,
-        "rounds_to_0.85": None, "transmissions_to_0.85": None, "gain_to_0.85": None, "status": "finished",
+        "transmissions": 4, "rounds_to_0.6": 1, "transmissions_to_0.6": 1, "ratio_to_0.6": 1.0,
+        "rounds_to_0.85": None, "transmissions_to_0.85": None, "ratio_to_0.85": None, "status": "finished",
     }  # fmt: skip
     assert math.isnan(rows[3]["test_accuracy"])
     assert rows[3]["best_test_accuracy"] == 0.3
@@ -153,9 +153,9 @@ def test_hedges_last_weights_go_with_their_experts_wherever_those_are_sorted():
     assert [(row["trial"], row["weight"]) for row in rows] == [("000", 0.1), ("001", 0.7), ("002", 0.2)]
 
 
-def test_an_algorithm_that_transmits_nothing_has_no_gain():
+def test_an_algorithm_that_transmits_nothing_has_no_ratio():
     (row,) = sweep_rows([Trial("000", {}, records([0.9], cost=0))], "test_accuracy", "max", [0.5])
-    assert (row["transmissions_to_0.5"], row["gain_to_0.5"]) == (0, None)
+    assert (row["transmissions_to_0.5"], row["ratio_to_0.5"]) == (0, None)
     assert trial_table([row]).texts[0]["transmissions to 50 %"] == "0"
 
 
@@ -170,7 +170,7 @@ def test_the_best_trial_by_each_metric():
     ]  # fmt: skip
     assert [row["value"] for row in rows[:-1]] == pytest.approx([0.9, 0.1, 0.8, 0.7, 1, 8])
     assert rows[-1]["value"] is None
-    assert rows[0]["gain_to_0.6"] == 8.0
+    assert rows[0]["ratio_to_0.6"] == 8.0
 
 
 def test_a_metric_that_no_trial_has_is_left_out():
@@ -202,18 +202,21 @@ def test_a_csv_file_of_rows_with_different_columns_has_them_all(tmp_path):
     assert lines[-1].startswith("transmissions_to_0.99,,,,")
 
 
-def test_markdown_has_percentages_gains_and_marks_of_what_was_not_reached():
+def test_markdown_has_percentages_ratios_and_marks_of_what_was_not_reached():
     found = trials()
     rows = sweep_rows([found[0], found[3], found[4]], "test_accuracy", "max", [0.5])
     assert trial_table(rows).markdown() == (
-        "| trial | lr | mu | test accuracy | best | transmissions | rounds to 50 % | transmissions to 50 % | status |\n"
+        "| trial | lr | mu | test accuracy | best test accuracy | transmissions | rounds to 50 % | "
+        "transmissions to 50 % | status |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| 000 | 0.1 | 1 | 90.0 % | 90.0 % | 8 | 3 | 6 (1.0×) | finished |\n"
+        "| 000 | 0.1 | 1 | 90.0 % | 90.0 % | 8 | 3 | 6 (1.0 × the cheapest) | finished |\n"
         "| 004 | 0.01 | - | 20.0 % | 20.0 % | 4 | - | 4+ | finished |\n"
         "| 003 | 100 | - | - | - | - | - | - | died |\n"
     )
     found[4].records = records([0.1] * 20)
-    assert "| 20+ (>3.3×) |" in trial_table(sweep_rows(found[::4], "test_accuracy", "max", [0.5])).markdown()
+    assert (
+        "| 20+ (>3.3 × the cheapest) |" in trial_table(sweep_rows(found[::4], "test_accuracy", "max", [0.5])).markdown()
+    )
 
 
 def test_the_rows_of_the_winner_are_marked():
@@ -223,9 +226,9 @@ def test_the_rows_of_the_winner_are_marked():
 
 def test_markdown_of_the_best_formats_each_value_as_its_metric():
     lines = trial_table(best_per_metric(trials(), [0.6, 0.99])).markdown().splitlines()
-    assert lines[2].startswith("| test accuracy | 000 | lr=0.1 mu=1 | 90.0 % | 8 | 4 | 8 (8.0×) |")
+    assert lines[2].startswith("| test accuracy | 000 | lr=0.1 mu=1 | 90.0 % | 8 | 4 | 8 (8.0 × the cheapest) |")
     assert lines[3].startswith("| test loss | 000 | lr=0.1 mu=1 | 0.100 |")
-    assert lines[6].startswith("| transmissions to 60 % | 001 | lr=1 | 1 | 4 | 1 | 1 (1.0×) |")
+    assert lines[6].startswith("| transmissions to 60 % | 001 | lr=1 | 1 | 4 | 1 | 1 (1.0 × the cheapest) |")
     assert lines[7].startswith("| transmissions to 99 % | - | - | not reached |")
 
 
@@ -274,8 +277,8 @@ def test_a_search_that_never_made_up_its_mind_says_so():
 def test_stopped_experts_are_counted_with_their_price():
     stopped = [{**record, "awake": 1, "price": 1.9} for record in hand_made()]
     summary = hedge_summary(stopped, ["a", "b"], "test_accuracy")
-    assert "(within its bound, 2.5)" in hedge_sentences(summary)
-    assert "1 of 2 experts were stopped. Against one of them the bound is at most 1.9 higher" in hedge_sentences(
+    assert "(within its bound, 2.500)" in hedge_sentences(summary)
+    assert "1 of 2 experts were stopped. Against one of them the bound is at most 1.900 higher" in hedge_sentences(
         summary
     )
 
@@ -284,9 +287,9 @@ def test_the_sentences_about_hedge():
     summary = hedge_summary(hand_made(), ["lr=0.1", "lr=1"], "test_accuracy")
     assert hedge_sentences(summary) == (
         "Hedge over 2 experts: its mean expected loss is 0.237 over 3 rounds; the best expert in hindsight, "
-        "lr=0.1, has 0.100; the total regret is 0.41 (within its bound, 2.5).\n"
+        "lr=0.1, has 0.100; the total regret is 0.410 (within its bound, 2.500).\n"
         "At the end lr=0.1 leads with 95.0 % of the weight; 90 % was first exceeded in round 3.\n"
-        "Weighted test accuracy, averaged over the rounds: 83.5 %."
+        "Expected test accuracy, averaged over the rounds: 83.5 %."
     )
-    assert "(above its bound, 0.2)" in hedge_sentences(summary | {"bound": 0.2})
-    assert "regret is 0.41.\n" in hedge_sentences(summary | {"bound": None})
+    assert "(above its bound, 0.200)" in hedge_sentences(summary | {"bound": 0.2})
+    assert "regret is 0.410.\n" in hedge_sentences(summary | {"bound": None})

@@ -37,7 +37,7 @@ def test_on_a_terminal_hedge_is_a_live_table_with_bars():
     assert "\x1b" in text
     assert "█████████▌" in text
     assert show(table).splitlines() == [
-        "mine  round 3/4  leader 000  expected accuracy 97.0 %  regret 0.41 (bound 2.5)",
+        "mine  round 3/4  leader 000  expected test accuracy 97.0 %  regret 0.410 (bound 2.500)",
         "expert  configuration  round  accuracy   loss  weight              state  ",
         "000     lr=0.1             3    70.0 %  0.300  █████████▌  95.0 %  running",
         "001     [red]              3    70.0 %  0.300  ▌            5.0 %  died   ",
@@ -63,7 +63,7 @@ def test_an_ordinary_sweep_is_sorted_by_its_metric_and_has_no_weights():
     table.trial(1, {"round": 2, "test_accuracy": 0.5, "test_loss": 0.3})
     table.trial(2, {"round": 3, "test_accuracy": 0.6, "test_loss": 0.2})
     lines = show(table).splitlines()
-    assert lines[0].strip() == "mine  5/30 rounds of 3 trials, best 0.200 (c)"
+    assert lines[0].strip() == "mine  5/30 rounds of 3 trials, best test loss 0.200 (c)"
     assert [re.split(" {2,}", line.strip()) for line in lines[1:]] == [
         ["trial", "configuration", "round", "accuracy", "loss", "state"],
         ["002", "c", "3", "60.0 %", "0.200", "running"],
@@ -77,7 +77,7 @@ def test_the_best_value_of_a_sweep_never_falls():
     shown = []
     for number, accuracy in enumerate([0.5, 0.9, 0.4, NAN, 0.6], start=1):
         table.trial(0, {"round": number, "test_accuracy": accuracy})
-        shown.append(show(table).splitlines()[0].split("best ")[1].strip())
+        shown.append(show(table).splitlines()[0].split("best test accuracy ")[1].strip())
     assert shown == ["50.0 % (a)", "90.0 % (a)", "90.0 % (a)", "90.0 % (a)", "90.0 % (a)"]
 
 
@@ -106,8 +106,8 @@ def test_elsewhere_a_sweep_is_a_plain_line_for_every_tenth_of_its_rounds():
                 table.trial(index, records([0.5 + 0.4 * index] * 50)[number])
     lines = out.getvalue().splitlines()
     assert lines[0] == "mine: 2 trials of 50 rounds"
-    assert lines[1] == "mine: 10/100 rounds of 2 trials, best 90.0 % (lr=1)"
-    assert lines[-1] == "mine: 100/100 rounds of 2 trials, best 90.0 % (lr=1)"
+    assert lines[1] == "mine: 10/100 rounds of 2 trials, best test accuracy 90.0 % (lr=1)"
+    assert lines[-1] == "mine: 100/100 rounds of 2 trials, best test accuracy 90.0 % (lr=1)"
     assert len(lines) == 11
     assert "\x1b" not in out.getvalue()
 
@@ -127,12 +127,12 @@ def test_a_trial_that_failed_is_not_the_best_one():
             for record in records([value] * 5):
                 table.trial(index, record)
             table.state(index, "failed" if index == 0 else "running")
-    assert out.getvalue().splitlines()[-1] == "mine: 10/20 rounds of 2 trials, best 50.0 % (b)"
+    assert out.getvalue().splitlines()[-1] == "mine: 10/20 rounds of 2 trials, best test accuracy 50.0 % (b)"
 
 
 def test_an_expert_that_failed_does_not_lead():
     out = io.StringIO()
-    with SearchTable("mine", 3, ["a", "b", "c"], Console(file=out)) as table:
+    with SearchTable("mine", 3, ["a", "b", "c"], Console(file=out, width=100)) as table:
         table.state(0, "failed")
         table.hedge(hedge_records(3, 3)[-1])
     assert "leader b (" in out.getvalue()
@@ -148,9 +148,12 @@ def test_elsewhere_hedge_is_a_plain_line_for_every_tenth_of_its_rounds():
                 table.trial(index, records([0.5] * 100)[record["round"] - 1])
             table.hedge(record)
     lines = out.getvalue().splitlines()
-    assert lines[1] == "mine: round 1/100  expected accuracy 62.5 %  regret 0.375 (bound 0.89)  leader lr=0 (25.0 %)"
-    assert lines[-1].startswith("mine: round 100/100  expected accuracy 100.0 %  regret")
-    assert lines[-1].endswith("leader lr=0 (100.0 %)")
+    assert (
+        lines[1]
+        == "mine: round 1/100  expected test accuracy 62.5 %  regret 0.375 (bound 0.890)  leader lr=0 (weight 25.0 %)"
+    )
+    assert lines[-1].startswith("mine: round 100/100  expected test accuracy 100.0 %  regret")
+    assert lines[-1].endswith("leader lr=0 (weight 100.0 %)")
     assert len(lines) == 12
     assert "\x1b" not in out.getvalue()
 
@@ -162,7 +165,9 @@ def test_the_first_line_has_the_deployed_policy_and_the_best_expert_in_hindsight
             table.trial(0, {"round": record["round"], "test_accuracy": 0.75})
             table.hedge(record)
     assert "round 2/3  deployed leader 85.0 % (best in hindsight 75.0 %)  regret" in out.getvalue()
-    assert "round 3/3  expected accuracy 97.0 %  deployed leader 80.0 % (best in hindsight 75.0 %)" in out.getvalue()
+    assert (
+        "round 3/3  expected test accuracy 97.0 %  deployed leader 80.0 % (best in hindsight 75.0 %)" in out.getvalue()
+    )
 
 
 def test_the_closing_tables_show_the_trials_the_best_and_hedge():
@@ -172,7 +177,7 @@ def test_the_closing_tables_show_the_trials_the_best_and_hedge():
     summary = hedge_summary(hand_made(), ["a", "b"], "test_accuracy")
     closing_tables(rows, summary, best, Console(file=out, width=160), limit=4)
     text = out.getvalue()
-    assert "8 (8.0×)" in text
+    assert "8 (8.0 × the cheapest)" in text
     assert "8+" in text
     assert "not reached" in text
     assert "... and 1 more" in text
