@@ -50,8 +50,8 @@ class PromotionScheduler(TrialScheduler):
 
     @property
     def leader(self) -> int | None:
-        """Expert with the largest weight among those that have reported; None if none has."""
-        return int(self.rule.deployed_weights.argmax()) if self.rule.known.any() else None
+        """Expert with the best score; None if none has reported."""
+        return self.rule.best
 
     @property
     def warning(self) -> str | None:
@@ -131,8 +131,8 @@ class PromotionScheduler(TrialScheduler):
 
     def _close(self, expert: int, suffered: float) -> None:
         """Record the end of a block, and deploy a model."""
-        hedge, weights = self.rule.weights, self.rule.deployed_weights
-        leader = int(weights.argmax())
+        hedge, weights, leader = self.rule.weights, self.rule.deployed_weights, self.rule.best
+        assert leader is not None, "the block has reports"
         if self.deployment is not None:
             chosen = draw(self.seed, hedge.rounds, weights) if self.deployment.policy == "sample" else leader
             self.deployment.deploy(hedge.rounds, {chosen: 1.0}, self._rounds)

@@ -86,8 +86,8 @@ class HedgeSearch(SearchKind):
     )
     deploy: Literal["leader", "sample", "mixture"] = Field(
         "leader",
-        description="whose model SEARCH/deployed has: the expert with the largest weight, one drawn from the weights, "
-        "or all experts, with the weighted mean of their predicted probabilities",
+        description="whose model SEARCH/deployed has: the expert with the largest weight (allocate: promote: the best "
+        "score), one drawn from the weights, or all experts, with the weighted mean of their predicted probabilities",
     )
     deploy_every: int = Field(
         1, ge=0, description="rounds between two replacements of SEARCH/deployed, in complete rounds; 0: never"

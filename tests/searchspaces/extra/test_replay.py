@@ -106,18 +106,26 @@ def test_promotion_is_the_same_live_in_a_replay_and_by_the_rule(ray_here, tmp_pa
     live = search(small(tmp_path, kind="hedge", allocate="promote", grace=1, record="all", concurrency=1))
     curves = [[1 - record["validation_accuracy"] for record in trial.records] for trial in live.trials]
     rule, blocks, order = Promotion(6, ROUNDS, grace=1), [], []
+
+    def rank(expert: int) -> tuple[float, float, float, int]:
+        losses = curves[expert][: order.count(expert)]
+        last = losses[-math.ceil(len(losses) / 2) :]
+        tie = live.trials[expert].records[len(losses) - 1]["validation_loss"]
+        return sum(last) / len(last), tie, sum(losses) / len(losses), expert
+
     while block := rule.decide():
         rule.start(block)
         for round in range(len(rule.losses[block.expert]), block.until):
             tie = live.trials[block.expert].records[round]["validation_loss"]
             rule.report(block.expert, curves[block.expert][round], tie)
             order.append(block.expert)
-        blocks.append((*block, int(rule.deployed_weights.argmax())))
+        blocks.append((*block, min(set(order), key=rank)))
     assert [(one["expert"], one["round"], one["leader"]) for one in live.blocks] == blocks
     assert len(blocks) > 2 * 6
     assert [len(trial.records) for trial in live.trials] == [ROUNDS] * 6
     leader = blocks[-1][2]
     assert (live.deployed.round, live.deployed.experts) == (len(blocks), [leader])
+    assert leader == int(live.best.name)
     assert f"Promotion: {len(blocks)} blocks of work; trial {leader:03d} leads" in live.deployed_sentences[0]
     recorded = Recording.read(live.folder.path)
     assert replay(recorded, "hedge", slots=1).best.overrides == live.best.overrides
