@@ -5,8 +5,8 @@
     python benchmarks/tuning.py compare [digits mnist ...] [--methods ASHA ...] [--seeds 5] [--results NAME] [--quick]
 
 `record` trains every configuration of a task to its last round and keeps the curves in benchmarks/recordings; for
-FedEx, it trains runs whose clients draw configurations (parts fedex, server and arms). `compare` replays all methods on
-them at several budgets, and writes NAME.json and NAME-ranks.png (tuning) in benchmarks/results. --quick: small tasks,
+FedEx, it trains runs whose clients draw configurations (parts fedex and server). `compare` replays all methods on them
+at several budgets, and writes NAME.json and NAME-ranks.png (tuning) in benchmarks/results. --quick: small tasks,
 all in build.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from measuring import RESULTS, conditions
 from tuning_ranks import draw_ranks, rankings
-from tuning_tasks import ARMS, FEDEX, NOISY, NOISY_CLIENTS, PARTS, PLAIN, SERVER, TASKS, Task, record, seeds_of
+from tuning_tasks import FEDEX, NOISY, NOISY_CLIENTS, PARTS, PLAIN, SERVER, TASKS, Task, record, seeds_of
 
 from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.common.errors import UserError
@@ -89,9 +89,6 @@ METHODS = {
     ),
     "FedEx, server": Method(
         "random", 1, "the same, credited with the validation accuracy of the averaged model", part=SERVER
-    ),
-    "FedEx in ASHA": Method(
-        "asha", 2, "ASHA over runs whose clients draw a configuration or its neighbours", steps(), ARMS
     ),
 }  # fmt: skip
 
@@ -334,7 +331,8 @@ def noise_study(name: str, task: Task, methods: dict[str, Method], repeats: int,
     study = {}
     for title, (scale, part) in kinds.items():
         rows = list(rows_of(name, task, methods, repeats, (MAIN,), scale, part))
-        study[title] = before.get(title, {}) | summary(scores_of(rows, methods, (MAIN,)))[str(MAIN)]
+        scores = before.get(title, {}) | scores_of(rows, methods, (MAIN,))[str(MAIN)]
+        study[title] = summary({str(MAIN): scores})[str(MAIN)]
     return study
 
 

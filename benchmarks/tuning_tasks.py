@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +22,9 @@ RECORDINGS = Path(__file__).parent / "recordings"
 QUICK = Path(__file__).parent.parent / "build" / "tuning-quick"
 NOISY_CLIENTS = 10
 """Clients that score an evaluation in the noisy recordings."""
-PLAIN, NOISY, FEDEX, SERVER, ARMS = PARTS = ("plain", "noisy", "fedex", "server", "arms")
+PLAIN, NOISY, FEDEX, SERVER = PARTS = ("plain", "noisy", "fedex", "server")
 """Recordings of a task: its configurations; the same with noisy validation; runs of FedEx over all values that clients
-can draw; the same with the server's model scored; and runs of FedEx over the neighbourhood of each configuration, as
-the arms of another search.
+can draw; and the same with the server's model scored.
 """
 
 
@@ -62,7 +60,7 @@ class Task:
     @property
     def parts(self) -> list[str]:
         """Recordings that the benchmark uses."""
-        return [PLAIN, *([NOISY] if self.noise else []), *([FEDEX, SERVER, ARMS] if self.drawable else [])]
+        return [PLAIN, *([NOISY] if self.noise else []), *([FEDEX, SERVER] if self.drawable else [])]
 
     @property
     def quick(self) -> "Task":
@@ -112,21 +110,11 @@ def plan_of(name: str, task: Task, seed: int, part: str, output: str) -> SearchS
 
 
 def fedex_space(task: Task, part: str) -> dict[str, list[Any]]:
-    """Space whose configurations are runs of FedEx, one for each combination of values that clients cannot draw.
-
-    arms: one run also for each combination of the others; its clients draw these values and their neighbours in the
-    lists, as Khodak et al. (2021) let successive halving choose among runs of FedEx over the surroundings of random
-    configurations. Otherwise, they draw from the whole lists. Runs that would be equal are one.
-    """
+    """Space whose configurations are runs of FedEx, one for each combination of values that clients cannot draw."""
     fixed = {key: values for key, values in task.space.items() if key not in task.drawable}
-    ranges = [
-        [(key, values[max(0, i - 1) : i + 2]) for i in range(len(values))] if part == ARMS else [(key, values)]
-        for key, values in task.space.items()
-        if key in task.drawable
-    ]
-    factors = [[[{key: float(x)} for x in values] for key, values in chosen] for chosen in product(*ranges)]
+    factors = [[{key: float(x)} for x in task.space[key]] for key in task.drawable]
     score = {"fedex.score": ["server"]} if part == SERVER else {}
-    return {**fixed, "fedex.factors": factors, **score}
+    return {**fixed, "fedex.factors": [factors], **score}
 
 
 def fewer_tests(dataset: Dataset, test: int | None) -> Dataset:

@@ -71,16 +71,15 @@ def test_every_recording_of_the_benchmark_is_a_valid_search(tasks, tmp_path):
                 assert len(plans[tasks.FEDEX].configurations) == math.prod(map(len, fixed))
 
 
-def test_an_arm_draws_a_configuration_and_its_neighbours(tasks, tmp_path):
+def test_the_clients_of_a_run_of_fedex_draw_from_the_lists_of_the_grid(tasks, tmp_path):
     digits = tasks.TASKS["digits"]
-    arms = tasks.plan_of("digits", digits, 0, tasks.ARMS, str(tmp_path)).configurations
-    rates = [[one["algorithm.lr"] for one in arm["fedex.factors"][0]] for arm in arms]
-    assert rates[0] == [0.01, 0.03]
-    assert rates[-1] == [0.3, 1.0]
-    assert [0.03, 0.1, 0.3] in rates
-    assert len(arms) == 30
-    # The neighbourhoods of two values are equal.
-    assert len(tasks.plan_of("cifar", tasks.TASKS["cifar"], 0, tasks.ARMS, str(tmp_path)).configurations) == 8
+    (one, other) = tasks.plan_of("digits", digits, 0, tasks.SERVER, str(tmp_path)).configurations
+    assert [run["algorithm.epochs"] for run in (one, other)] == [1, 5]
+    assert one["fedex.score"] == other["fedex.score"] == "server"
+    assert one["fedex.factors"] == other["fedex.factors"]
+    rates, strengths = one["fedex.factors"]
+    assert [draw["algorithm.lr"] for draw in rates] == [0.01, 0.03, 0.1, 0.3, 1.0]
+    assert [draw["algorithm.mu"] for draw in strengths] == [0.0, 0.01, 1.0]
 
 
 def test_regret_by_rate_is_as_the_page_says(tuning):
