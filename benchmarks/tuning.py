@@ -109,9 +109,6 @@ def run(
         # Every task is scored; `every` only says how often all past tasks were, which no method uses here.
         evaluation = {**recording.file["evaluation"], "every": 1}
         recording = replace(recording, file={**recording.file, "evaluation": evaluation})
-    if is_stream and method.kind == "hedge":
-        # Hedge weighs the accuracy on each task; the other kinds compare the mean over the tasks so far.
-        settings["metric"] = "test_accuracy"
     if noise:
         settings["noise.scale"] = noise
     texts = [f"search.{key}={value}" for key, value in settings.items()]

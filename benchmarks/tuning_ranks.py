@@ -62,7 +62,7 @@ def draw_ranks(rankings: dict[str, dict[str, Any]], file: Path) -> None:
         value, _, kind = name.partition(",")
         title = {"test": "Test score of the choice", "online": "Online score"}[value] + (kind and f",{kind}")
         where = f"{found['blocks']} recordings ({', '.join(found['tasks'])})"
-        axes.set_title(f"{title}: mean rank over {where}", fontsize=10, loc="left")
+        axes.set_title(f"{title}\nMean rank over {where}", fontsize=9, loc="left")
         axes.set_xlim(0.4, count + 0.6)
         axes.set_ylim(-rows - 1.6, 1.2)
         axes.axis("off")

@@ -13,7 +13,7 @@ import numpy as np
 from ray.tune.experiment import Trial as TuneTrial
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.common.numbers import TRANSMISSIONS, percent
+from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.config.loader import apply_override
 from hedgerow.platform.data.validation_noise import ValidationNoise, configuration_key
 from hedgerow.platform.storage.history import RoundRecord
@@ -178,6 +178,10 @@ def replay_spec(recording: Recording, kind: str, settings: Sequence[str], seed: 
         )
     values = deepcopy(recording.file)
     recorded = values.pop("search")
+    weighing = KINDS.resolve(kind).weighs_rounds
+    if values["task"]["partition"]["kind"] == "stream" and weighing != KINDS.resolve(recorded["kind"]).weighs_rounds:
+        # A kind that weighs rounds compares them on each task, the others at the end.
+        recorded = {key: value for key, value in recorded.items() if key not in ("metric", "mode", "smooth")}
     if recorded["kind"] == kind:
         section = {key: value for key, value in recorded.items() if key not in UNSHARED}
     else:
@@ -266,7 +270,6 @@ def replay_recording(
         shown = [row for row in rows if row["rounds"]]
         if shown:
             trial_table(shown, f"{kind} on {recording.name}").print()
-            click.echo(TRANSMISSIONS)
         if len(shown) < len(rows):
             click.echo(f"{len(rows) - len(shown)} trials did not report.")
         score = scores_text({found.spec.search.metric: chosen[found.spec.search.metric]})

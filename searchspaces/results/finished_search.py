@@ -446,7 +446,9 @@ class FinishedSearch:
         path = self.folder.path
         Table(self.rows).csv(path / "results.csv")
         winner = self.winner_name
-        text = f"# {self.folder.name}\n\n{trial_table(self.rows, winner=winner).markdown()}\n{TRANSMISSIONS}\n"
+        text = f"# {self.folder.name}\n\n{trial_table(self.rows, winner=winner).markdown()}\n"
+        if any(row.get("transmissions") for row in self.rows):
+            text += f"{TRANSMISSIONS}\n"
         for theta in self.thetas:
             text += f"\n## {theta.table.title}\n\n{theta.table.markdown()}"
         if self.best_rows:

@@ -242,7 +242,7 @@ def closing_tables(
             table.print(console, [*(n for n in names if n not in (*costs, *last) and n[:5] != "best_"), *costs, *names])
         if len(rows) > limit and shown is not best:
             console.print(f"... and {len(rows) - limit} more")
-    if rows:
+    if any(row.get("transmissions") for row in rows):
         console.print(TRANSMISSIONS)
     if summary:
         console.print(Text(hedge_sentences(summary)))

@@ -220,7 +220,10 @@ def trial_table(rows: list[Row], title: str = "", brief: bool = False, winner: s
     winner: name of the trial whose rows are marked.
     """
     names = [key for row in rows for key in row if not key.startswith(("ratio_to_", *["rounds_to_"] * brief))]
-    names, short = list(dict.fromkeys(names)), short_names(names)
+    # A learner of a stream sends nothing.
+    sends = any(row.get("transmissions") for row in rows)
+    names = [key for key in dict.fromkeys(names) if sends or key != "transmissions"]
+    short = short_names(names)
     fewest = {
         key: min((row[key] for row in rows if row.get(key) is not None), default=None)
         for key in names

@@ -108,9 +108,6 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
     others: UserError | None = None
     try:
         experiment = parse_experiment(base, lines, source)
-        if experiment.task.partition.is_stream and isinstance(section, dict):
-            # Each task of a stream is scored on its test samples before it is learnt.
-            section = {"metric": "test_accuracy", **section}
         if experiment.seeds:
             raise UserError(f"{lines.get(('seeds',), source)}: seeds: a search has one seed for all trials; set `seed`")
         if not experiment.task.partition.is_stream and isinstance(section, dict):

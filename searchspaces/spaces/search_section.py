@@ -156,7 +156,7 @@ class SearchKind(Section):
     metric: str = Field(
         "validation_accuracy",
         description="metric to optimise, reported in evaluated rounds; the default is the main one of `task.metrics` "
-        "on validation samples, and on a stream test_accuracy",
+        "on validation samples; on a stream test_accuracy, or ctm in kinds that compare last rounds",
     )
     mode: Literal["max", "min"] = Field("max", description="whether to maximise or minimise the metric")
     allow_test_selection: bool = Field(
@@ -254,8 +254,13 @@ class SearchKind(Section):
         return 0.0 if self.weighs_rounds else self.smooth
 
     def on(self, experiment: Experiment) -> Self:
-        """These settings with the defaults that depend on the experiment."""
-        return self
+        """These settings with the defaults that depend on the experiment: on a stream, tasks are scored on their test
+        samples before they are learnt, and the metrics that a trial ends with are means over tasks.
+        """
+        if not experiment.task.partition.is_stream or "metric" in self.model_fields_set:
+            return self
+        smooth = self.smooth if "smooth" in self.model_fields_set else 0.0
+        return self.model_copy(update={"metric": "test_accuracy" if self.weighs_rounds else "ctm", "smooth": smooth})
 
     def check(self, experiment: Experiment) -> None:
         """Check settings that depend on the experiment, before any work starts. Raises UserError."""

@@ -190,10 +190,11 @@ class HedgeSearch(SearchKind):
 
     def on(self, experiment: Experiment) -> Self:
         """On a stream, experts that can hardly win any more are stopped by default."""
+        search = super().on(experiment)
         excluded = self.allocate != "rounds" or self.rate not in BOUNDED or self.prune or self.record
         if excluded or isinstance(self.pack, int) or not experiment.task.partition.is_stream:
-            return self
-        return self if self.comeback is not None else self.model_copy(update={"comeback": COMEBACK})
+            return search
+        return search if self.comeback is not None else search.model_copy(update={"comeback": COMEBACK})
 
     @property
     def _rho(self) -> float | None:

@@ -321,3 +321,34 @@ def test_a_damaged_recording_is_refused_in_one_sentence(tmp_path, recorded):
         file.write_text(json.dumps({**values, **damage}))
         with pytest.raises(UserError, match=sentence):
             Recording.read(file)
+
+
+RECORDINGS = ROOT / "benchmarks" / "recordings"
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("hedge", "test_accuracy"), ("asha", "ctm")])
+def test_a_stream_is_replayed_with_the_metric_that_the_kind_compares(kind, metric):
+    found = replay(Recording.read(RECORDINGS / "stream-0.json.gz"), kind)
+    assert found.spec.search.metric == metric
+    means = [np.mean([record["test_accuracy"] for record in curve]) for curve in found.recording.curves]
+    assert found.numbers[found.chosen] == np.argmax(means)
+
+
+def test_the_recordings_of_the_benchmark_are_those_that_its_page_counts():
+    tasks = json.loads((ROOT / "benchmarks" / "results" / "tuning.json").read_text())["tasks"]
+    for name, task in tasks.items():
+        files = sorted(RECORDINGS.glob(f"{name}-[0-9].json.gz"))
+        assert len(files) == task["recordings"] == 5
+        rounds = [Recording.read(file).cost("client_rounds") for file in files]
+        assert {one.shape for one in rounds} == {(task["configurations"], task["rounds"])}
+        assert rounds[0].sum() == task["client_rounds"]
+
+
+def test_a_compressed_recording_is_the_same_and_a_damaged_one_is_one_sentence(tmp_path):
+    file = tmp_path / "again.json.gz"
+    recording = Recording.read(RECORDINGS / "text-0.json.gz")
+    recording.write(file)
+    assert Recording.read(file) == recording
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"again.json.gz is damaged \(it is not a complete .gz file: .*\); restore it"):
+        Recording.read(file)

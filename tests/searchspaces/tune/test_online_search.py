@@ -263,6 +263,16 @@ def test_experts_of_a_stream_are_stopped_unless_the_file_says_otherwise(tmp_path
     assert parse_search(chosen.resolved).search.comeback == comeback
 
 
+def test_the_default_metric_of_a_stream_is_that_of_each_task_or_its_mean_by_the_kind(tmp_path):
+    hedge = plan(tmp_path).search
+    assert (hedge.metric, hedge.mode, hedge.smooth) == ("test_accuracy", "max", 0.0)
+    values = plan(tmp_path).resolved
+    asha = parse_search({**values, "search": {"kind": "asha", "space": {"algorithm.lr": LR}}}).search
+    assert (asha.metric, asha.mode, asha.smooth) == ("ctm", "max", 0.0)
+    chosen = parse_search({**values, "search": {"kind": "asha", "smooth": 0.5, "space": {"algorithm.lr": LR}}}).search
+    assert (chosen.metric, chosen.smooth) == ("ctm", 0.5)
+
+
 def test_experts_of_a_fixed_data_set_are_not_stopped(tmp_path):
     assert federated_plan(tmp_path).search.comeback is None
 
