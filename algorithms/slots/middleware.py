@@ -29,6 +29,10 @@ AS_IS = "@as_is"
 """Suffix of the name of a step that runs without the transforms, such as a training step in an evaluation."""
 
 
+_STATELESS = (Algorithm.evaluate_client, Algorithm.predict_client, Algorithm.batch_norm_statistics)
+"""Steps that read no client state."""
+
+
 class Middleware:
     """Stands around a generator of exchanges. Each hook changes nothing unless a subclass defines it.
 
@@ -192,6 +196,15 @@ class ComposedAlgorithm:
             step.__name__ = name
             self._steps[name] = MethodType(step, self)
         return self._steps[name]
+
+    def reads_state(self, name: str) -> bool:
+        """Returns whether a step may read the client's state: all but those of `Algorithm`, without middleware that has
+        one.
+        """
+        # The step that returns predictions calls the one of evaluation.
+        called = (getattr(self.inner, one, None) for one in {name, name.replace("predict_client", "evaluate_client")})
+        is_own = any(getattr(step, "__func__", None) not in _STATELESS for step in called)
+        return is_own or any(one.init_client() for one in self.middleware)
 
     def _own(self, server: Tree) -> Tree:
         """Returns the algorithm's entries of the server state."""

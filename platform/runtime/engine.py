@@ -182,8 +182,8 @@ class Samples:
         return result
 
 
-Answers = tuple[Tree, Tree, dict[str, Tensor], Tree]
-"""Updates, states, metrics and models of a chunk of clients; every leaf has leading dimensions (E, clients)."""
+Answers = tuple[Tree, Tree, Tree, Tree]
+"""Updates, states, metrics and models of a chunk of clients; every leaf has a leading dimension of clients."""
 
 
 def run_clients(
@@ -192,13 +192,14 @@ def run_clients(
     hypers: list[Any],
     broadcasts: list[Tree],
     per_client: Tree,
-    states: Callable[[np.ndarray], Tree],
+    states: Callable[[np.ndarray], list[Tree]],
     samples: Samples,
     seed: int,
     captured: CapturedCalls,
     precision: Precision = "float32",
-) -> Iterator[tuple[slice, Answers]]:
-    """Run a client step for every client of a shard, chunk by chunk; yields the positions and answers of each chunk.
+) -> Iterator[tuple[slice, list[Answers]]]:
+    """Run a client step for every client of a shard, chunk by chunk; yields the positions and, for each variant, the
+    answers of each chunk.
 
     The updates of an answer are valid until the next one.
 
@@ -206,7 +207,7 @@ def run_clients(
     last one is padded with copies of its last client, whose answers are dropped.
 
     hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: maps positions of
-    clients in the shard to leaves (E, clients, ...). captured: graphs of steps that run as one.
+    clients in the shard to leaves (clients, ...) of each variant. captured: graphs of steps that run as one.
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
     # A plan of a GPU may continue on the CPU, with the same calls.
@@ -228,7 +229,7 @@ def run_clients(
                 answers = _in_turn(one, extra, states(rows), samples.each(shard.batches, key, clients, shard.keyed))
         size = min(plan.chunk, n - start)
         if size < plan.chunk:
-            answers = tuple(tree_map(lambda leaf, size=size: leaf[:, :size], tree) for tree in answers)
+            answers = [tuple(tree_map(lambda leaf, size=size: leaf[:size], tree) for tree in one) for one in answers]
         yield slice(start, start + size), answers
 
 
@@ -238,17 +239,21 @@ def _answer(result: Any) -> Answers:
     return update, state, metrics, model or {}
 
 
-Run = Callable[[Tree, Tree, Any, Tree], Any]
-"""Maps (per-client messages, states, streams, keys of views) of a chunk to its answers."""
+Run = Callable[[Tree, list[Tree], Any, Tree], list[Answers]]
+"""Maps (per-client messages, states, streams, keys of views) of a chunk to its answers, one per variant."""
 
 
-def _in_turn(run: Run, extra: Tree, state: Tree, each: Iterator[Any]) -> Any:
+def _in_turn(run: Run, extra: Tree, states: list[Tree], each: Iterator[Any]) -> Any:
     """Answers of the clients of a chunk, one after the other."""
     answers = []
     for i, drawn in enumerate(each):
-        message, mine = (tree_map(lambda leaf, i=i: leaf[:, i : i + 1], tree) for tree in (extra, state))
+        message = tree_map(lambda leaf, i=i: leaf[:, i : i + 1], extra)
+        mine = [tree_map(lambda leaf, i=i: leaf[i : i + 1], state) for state in states]
         answers.append(run(message, mine, *drawn))
-    return tuple(tree_map(lambda *parts: torch.cat(parts, 1), *trees) for trees in zip(*answers, strict=True))
+    return [
+        tuple(tree_map(lambda *parts: torch.cat(parts), *trees) for trees in zip(*variant, strict=True))
+        for variant in zip(*answers, strict=True)
+    ]
 
 
 def _run_one(
@@ -261,14 +266,14 @@ def _run_one(
         for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True))
     ]
 
-    def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
+    def run(extra: Tree, states: list[Tree], streams: Any, keys: Tree) -> Any:
         streams, keys = (_each(tree, lambda leaf: leaf[0]) for tree in (streams, keys))
         rows, masks = ({name: pair[i] for name, pair in streams.items()} for i in (0, 1))
         own = keys.pop("", None)
         mine = {"rows": rows, "keys": keys} | ({} if own is None else {"key": own.to(device, non_blocking=True)})
         kind = tuple((name, mask.numpy().tobytes()) for name, mask in masks.items()) if captured is not None else None
         answers = []
-        for variant, (hp, down, call) in enumerate(zip(hypers, broadcasts, calls, strict=True)):
+        for variant, (hp, down, call, state) in enumerate(zip(hypers, broadcasts, calls, states, strict=True)):
 
             def answer(down: Tree, mine: Tree, hp: Any = hp) -> Answers:
                 streams = {name: (rows, masks[name]) for name, rows in mine["rows"].items()}
@@ -278,8 +283,8 @@ def _run_one(
                 )  # fmt: skip
                 return _answer(step(hp, {**down, **mine["message"]}, mine["state"], data))
 
-            message, before = (tree_map(lambda leaf, v=variant: leaf[v, 0], tree) for tree in (extra, state))
-            inputs = {**mine, "message": message, "state": before}
+            message = tree_map(lambda leaf, v=variant: leaf[v, 0], extra)
+            inputs = {**mine, "message": message, "state": tree_map(lambda leaf: leaf[0], state)}
             with _seeded(own, device):
                 if call is None:
                     answers.append(answer(down, inputs))
@@ -289,9 +294,7 @@ def _run_one(
                 update = tree_map(torch.clone, update)
             # The update of a single variant is added up before the next call; all else is read after it.
             answers.append((update, *(tree_map(torch.clone, tree) for tree in rest)))
-        if len(answers) == 1:
-            return tuple(tree_map(lambda leaf: leaf[None, None], tree) for tree in answers[0])
-        return tuple(tree_map(lambda leaf: leaf[:, None], stack(*part)) for part in zip(*answers, strict=True))
+        return [tuple(tree_map(lambda leaf: leaf[None], tree) for tree in one) for one in answers]
 
     return run
 
@@ -304,12 +307,12 @@ def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], sa
     values = hypers[0].with_floats(dict.fromkeys(floats)).model_dump(warnings=False)
     owner = getattr(step, "__self__", step)
 
-    def run(extra: Tree, state: Tree, streams: Any, keys: Tree) -> Any:
+    def run(extra: Tree, states: list[Tree], streams: Any, keys: Tree) -> Any:
         first = keys[""][0] if "" in keys else None
         streams, keys = (_each(tree, lambda leaf: leaf.to(device, non_blocking=True)) for tree in (streams, keys))
-        arguments = step, values, samples, len(hypers), downs, floats, extra, state, streams, keys
+        arguments = step, values, samples, len(hypers), downs, floats, extra, stack(*states), streams, keys
 
-        def vmapped(direct: bool) -> Answers:
+        def vmapped(direct: bool) -> list[Answers]:
             with _seeded(first, device), batched_attention():
                 return _vmapped(*arguments, direct=direct)
 
@@ -355,7 +358,7 @@ def _vmapped(
     streams: Any,
     keys: Tree,
     direct: bool = False,
-) -> Answers:
+) -> list[Answers]:
     """Run a client step for a chunk of clients, for every variant.
 
     Clients of a variant share its message, and variants share the samples of their clients: the products of evaluation
@@ -377,11 +380,11 @@ def _vmapped(
 
     # The variant numbers are included because vmap needs at least one tensor, and all the trees may be empty.
     batched = (torch.arange(variants), downs, floats, extra, state)
-    if variants > 1:
-        return torch.func.vmap(clients, randomness="same" if "" in keys else "error")(*batched)
-    # One level of vmap is enough.
-    only = (tree_map(lambda leaf: leaf[0], tree) for tree in batched)
-    return tuple(tree_map(lambda leaf: leaf[None], tree) for tree in clients(*only))  # type: ignore[return-value]
+    if variants == 1:
+        # One level of vmap is enough.
+        return [clients(*(tree_map(lambda leaf: leaf[0], tree) for tree in batched))]
+    answers = torch.func.vmap(clients, randomness="same" if "" in keys else "error")(*batched)
+    return [tuple(tree_map(lambda leaf, v=v: leaf[v], tree) for tree in answers) for v in range(variants)]
 
 
 @cache

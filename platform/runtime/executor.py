@@ -16,7 +16,7 @@ from hedgerow.platform.runtime.aggregation import PartialAggregate, SumUp, combi
 from hedgerow.platform.runtime.autotune import Measurement
 from hedgerow.platform.runtime.exchange_costs import CommunicationCost
 from hedgerow.platform.runtime.plans import Plans
-from hedgerow.platform.runtime.shards import ClientCrashed, PlanFailed, Positions, WorkShard, deal
+from hedgerow.platform.runtime.shards import ClientCrashed, PlanFailed, Positions, WorkShard, deal, owner_of
 from hedgerow.platform.runtime.state_store import StateStore
 from hedgerow.platform.runtime.transport import Answer, Transport
 
@@ -97,7 +97,7 @@ class Executor:
         positions = [deal(exchange, self.parts) for exchange in exchanges]
         parts = [
             [
-                self._with_states(WorkShard.of(exchange, i, number, positions[i][number]))
+                self._with_states(exchange, WorkShard.of(exchange, i, number, positions[i][number]))
                 for i, exchange in enumerate(exchanges)
             ]
             for number in range(self.parts)
@@ -144,8 +144,8 @@ class Executor:
 
     # ---- client states ----------------------------------------------------------------------------------------------
 
-    def _with_states(self, shard: WorkShard) -> WorkShard:
-        """The shard with the rows of its clients' states."""
+    def _with_states(self, exchange: Exchange, shard: WorkShard) -> WorkShard:
+        """The shard with the rows of its clients' states, if its step reads or writes them."""
         if shard.site != "clients":
             return shard
         store, scratch = self.stores[shard.variant], {}
@@ -158,9 +158,10 @@ class Executor:
                     "clients that contributed (`Aggregate.clients`)"
                 )
             scratch = tree_map(lambda *rows: np.stack(rows), *known)
-        return replace(
-            shard, scratch=scratch, rows=store.rows(shard.clients, shard.keeps_states) if store is not None else None
-        )
+        rows = None
+        if store is not None and (shard.keeps_states or owner_of(exchange).reads_state(shard.step)):
+            rows = store.rows(shard.clients, shard.keeps_states)
+        return replace(shard, scratch=scratch, rows=rows)
 
     def _keep_states(self, shard: WorkShard, partial: PartialAggregate | None) -> None:
         """Take over the states that a step has written. partial: None if the exchange failed."""

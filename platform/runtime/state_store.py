@@ -39,38 +39,35 @@ class StateLayout:
         self.initial = initial
         self.width = sum(_aligned(leaf.nbytes) for leaf in leaves(initial))
 
+    @torch.no_grad()
     def pack(self, states: Tree, n: int) -> Tensor:
-        """Records (n, width) of stacked states, on the CPU."""
-        device = next((leaf.device for leaf in leaves(states)), torch.device("cpu"))
-        records = torch.zeros((n, self.width), dtype=torch.uint8, device=device)
-        self.fill(records, states, slice(None))
-        return records.cpu()
-
-    def unpack(self, records: Tensor) -> Tree:
-        """Stacked states of records (n, width), on the device of the records."""
-        return tree_map(lambda leaf: leaf.contiguous(), self._leaves(records))
-
-    def fill(self, records: Tensor, states: Tree, rows: slice | Tensor) -> None:
-        """Store stacked states in these rows of records. Raises ValueError for other shapes or types."""
+        """Records (n, width) of stacked states, on the CPU. Raises ValueError for other shapes or types."""
+        records = torch.zeros((n, self.width), dtype=torch.uint8)
 
         def fill(leaf: Tensor, value: Tensor) -> None:
-            if (leaf.shape[1:], leaf.dtype) != (value.shape[1:], value.dtype):
+            if (leaf.shape, leaf.dtype) != (value.shape, value.dtype):
                 raise ValueError(
                     "a client's state must keep the shapes and types of init_client: a leaf of "
                     f"{tuple(leaf.shape[1:])} {leaf.dtype} cannot become {tuple(value.shape[1:])} {value.dtype}"
                 )
-            leaf[rows] = value.to(leaf.device)
+            leaf.copy_(value)
 
         tree_map(fill, self._leaves(records), states)
+        return records
+
+    def unpack(self, records: Tensor) -> Tree:
+        """Stacked states of records (n, width), on the device of the records."""
+        return tree_map(Tensor.contiguous, self._leaves(records))
 
     def _leaves(self, records: Tensor) -> Tree:
         """States that are stored in records (n, width), as views of their bytes."""
-        end = 0
+        start, n = 0, records.shape[0]
 
         def leaf(like: Tensor) -> Tensor:
-            nonlocal end
-            start, end = end, end + _aligned(like.nbytes)
-            return records[:, start : start + like.nbytes].view(like.dtype).view(len(records), *like.shape)
+            nonlocal start
+            numbers = records.view(like.dtype).narrow(1, start // like.element_size(), like.numel())
+            start += _aligned(like.nbytes)
+            return numbers.view(n, *like.shape)
 
         return tree_map(leaf, self.initial)
 
@@ -256,11 +253,11 @@ class MappedMemory:
         self.free = np.concatenate([places[places > 0], self.free])
 
     def read(self, places: np.ndarray) -> Tensor:
-        return self.records[torch.from_numpy(places)]
+        return _read(self.records, places)
 
     def put(self, records: Tensor) -> np.ndarray:
         places = self._take(len(records))
-        self.records[torch.from_numpy(places)] = records
+        _write(self.records, places, records)
         return places
 
     def close(self) -> None:
@@ -347,10 +344,21 @@ class MappedRows:
         )
 
     def read(self, positions: np.ndarray) -> Tensor:
-        return self.memory.records[torch.from_numpy(self.reads[positions])]
+        return _read(self.memory.records, self.reads[positions])
 
     def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
-        layout.fill(self.memory.records, states, torch.from_numpy(self.writes[positions]))
+        _write(self.memory.records, self.writes[positions], layout.pack(states, len(positions)))
+
+
+# Indexing by PyTorch copies byte by byte.
+
+
+def _read(records: Tensor, places: np.ndarray) -> Tensor:
+    return records.index_select(0, torch.from_numpy(places))
+
+
+def _write(records: Tensor, places: np.ndarray, new: Tensor) -> None:
+    records.numpy()[places] = new.numpy()
 
 
 def _folder_for(size: int) -> Path:

@@ -13,7 +13,7 @@ from hedgerow.algorithms.core.client_data import needs_default_format
 from hedgerow.algorithms.core.messages import PREDICTIONS
 from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.precision import Precision
-from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, stack, sub, tree_map
+from hedgerow.algorithms.core.pytree import Tree, flatten, leaves, sub, tree_map
 from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.cuda_graphs import CapturedCalls, CaptureFailed
@@ -37,8 +37,8 @@ PREPARED = 64 * 2**20
 IN_TURN = 4
 """Clients of a measurement that run one after the other on a GPU."""
 
-HELD = 2**30
-"""Bytes of new client states that wait on a GPU until its clients have run."""
+HELD, HELD_GPU = 2**22, 2**29
+"""Bytes of new client states that wait to be written together. On a GPU, reading one waits for all clients before."""
 
 TEST_SHARD = 1000
 """Number of samples per shard of the test set."""
@@ -213,7 +213,7 @@ class Worker:
             hypers=[self.algorithms[shard.variant].hyper.at(shard.round) for shard in shards],
             broadcasts=[tree_map(self._load, down) for down in downs],
             per_client=tree_map(lambda *parts: self._load(np.stack(parts)), *(shard.per_client for shard in shards)),
-            states=lambda positions: stack(*(self._states(shard, positions) for shard in shards)),
+            states=lambda positions: [self._states(shard, positions) for shard in shards],
             samples=self.samples[first.site],
             seed=self.seed,
             captured=self.captured,
@@ -221,23 +221,21 @@ class Worker:
         )
         weights_of, waiting, held = [self._load(shard.weights) for shard in shards], list[Any](), 0
         for rows, answers in chunks:
-            for i, (shard, part) in enumerate(zip(shards, partials, strict=True)):
-                up, state, metrics, model = (tree_map(lambda leaf, i=i: leaf[i], tree) for tree in answers)
+            for shard, part, variant_weights, answer in zip(shards, partials, weights_of, answers, strict=True):
+                up, state, metrics, model = answer
                 finite = finite_clients(up, rows.stop - rows.start)
                 if predictions := metrics.pop(PREDICTIONS, None):
                     part.add_predictions(predictions)
                 elif shard.step.startswith("predict_client"):
                     part.add_no_predictions(rows.stop - rows.start)
-                weights = weights_of[i][rows]
+                weights = variant_weights[rows]
                 if shard.weighted_by:
                     weights = weights * metrics[shard.weighted_by].detach().to(weights.device, torch.float64)
                 part.add(up, weights, finite, metrics)
                 if shard.keeps_states and (state or self.track_models):
                     waiting.append((shard, np.arange(rows.start, rows.stop), state, model, finite, part))
-                    if self.device.type != "cpu":
-                        held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
-            # On a GPU, reading a state waits for all clients before.
-            if self.device.type == "cpu" or held > HELD:
+                    held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
+            if held > (HELD if self.device.type == "cpu" else HELD_GPU):
                 self._keep_all(waiting)
                 held = 0
         self._keep_all(waiting)
@@ -254,10 +252,17 @@ class Worker:
         return self.layouts[shard.variant].unpack(self._load(shard.rows.read(positions)))
 
     def _keep_all(self, waiting: list[Any]) -> None:
-        """Keep the new states of some chunks of clients."""
+        """Keep the new states of some chunks of clients. Those of a shard are written together."""
+        new: dict[int, list[tuple[WorkShard, np.ndarray, Tree]]] = {}
         for shard, positions, state, model, finite, part in waiting:
-            self._keep(shard, positions, state, model, finite.cpu(), part)
+            kept, lasting = self._keep(shard, positions, state, model, finite.cpu(), part)
+            if shard.rows is not None and len(kept):
+                new.setdefault(shard.exchange, []).append((shard, kept, lasting))
         waiting.clear()
+        for chunks in new.values():
+            (shard, *_), every, states = zip(*chunks, strict=True)
+            together = tree_map(lambda *parts: torch.cat(parts) if len(parts) > 1 else parts[0], *states)
+            shard.rows.write(np.concatenate(every), together, self.layouts[shard.variant])
 
     def _keep(
         self,
@@ -267,24 +272,26 @@ class Worker:
         model: Tree,
         finite: torch.Tensor,
         part: PartialAggregate,
-    ) -> None:
-        """Keep the new states of clients that did not diverge. model: their own models, {} if the step returns none."""
+    ) -> tuple[np.ndarray, Tree]:
+        """Positions and states to write of the clients that did not diverge.
+
+        model: the clients' own models, {} if the step returns none.
+        """
         if self.track_models:
             before = self._lasting(shard, positions)[LATEST_CLIENT_MODEL]
             if model:
                 part.add_client_model_delta(sub(model, before), finite)
             state = {**state, LATEST_CLIENT_MODEL: model or before}
         if not state:
-            return
+            return positions[:0], {}
         if not finite.all():
             state = tree_map(lambda leaf: leaf[finite.to(leaf.device)], state)
             positions = positions[finite.numpy()]
-        layout = self.layouts[shard.variant]
+        names = self.layouts[shard.variant].initial
         part.kept[positions] = True
-        if shard.rows is not None and len(positions):
-            shard.rows.write(positions, {name: state[name] for name in layout.initial}, layout)
-        if scratch := {name: value for name, value in state.items() if name not in layout.initial}:
+        if scratch := {name: value for name, value in state.items() if name not in names}:
             part.scratch.append((positions, to_wire(scratch)))
+        return positions, {name: state[name] for name in names}
 
     def _load(self, array: Any) -> torch.Tensor:
         """Move an array to this worker's device; on the CPU, a view of the same memory, which must not change."""

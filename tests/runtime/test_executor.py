@@ -24,6 +24,21 @@ def test_several_workers_have_the_bits_of_one(name, tmp_path):
         assert outcome(coordinator(chosen, tmp_path / str(workers), workers=workers)) == alone
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"), [("fedavg", set()), ("feddyn", {"train"}), ("ditto", {"train", "evaluate_client"})]
+)
+def test_states_are_sent_to_steps_that_read_or_write_them(name, steps, tmp_path):
+    sent = set()
+
+    def look(number, worker, method, arguments):
+        shards = arguments[0] if method == "run" else []
+        sent.update(shard.step for shard in shards if shard.rows is not None)
+        return False
+
+    outcome(coordinator(experiment(name), tmp_path, loses=look))
+    assert sent == steps
+
+
 def test_the_latest_models_of_all_clients_are_followed_on_any_worker(tmp_path):
     chosen = experiment("fedavg", evaluation={"every": 2, "clients": 24, "model": "clients"})
     alone = outcome(coordinator(chosen, tmp_path / "one"))
