@@ -19,7 +19,7 @@ def results(name: str = RESULTS.name) -> dict[str, Any]:
 
 
 def tuning(part: str) -> str:
-    """One of the tables, by its name: a task, or tasks, methods, ranks, noise, online, one run, rates, conditions."""
+    """One of the tables, by its name: that of a task, or one of those below."""
     tables = {
         **{"tasks": tasks, "methods": methods, "ranks": ranks},
         **{
@@ -157,7 +157,7 @@ def promotion() -> str:
 def forks() -> str:
     """Scores of population based training on digits, live, next to those of other searches on the recordings."""
     live, digits = results("tuning-forks.json")["budgets"], results()["tasks"]["digits"]["budgets"]
-    named = ("ASHA from 1, smoothed", "promotion from 1")
+    named = ("random", "ASHA from 1, smoothed", "promotion from 1")
     found = {"PBT": live} | {name: {share: of[name] for share, of in digits.items()} for name in named}
     rows = [
         [name, *(percent(mean(of[share][score])) for score in ("test", "online") for share in digits)]

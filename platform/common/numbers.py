@@ -84,7 +84,9 @@ class MeanStd:
 
 def unit_of(name: str) -> str:
     """Unit of a quantity by its name: "%", "loss", "B", "s", "setting" of a dotted key, or "" for a plain number."""
-    if "." in name and not TARGET.fullmatch(name):
+    if TARGET.fullmatch(name):
+        return ""
+    if "." in name:
         return "setting"
     if "accuracy" in name or name.removeprefix("best_") in SHARES:
         return "%"
@@ -155,7 +157,7 @@ def column(values: Sequence[Any], unit: str = "", targets: Sequence[float] = ())
     """Values of one column as text, with the same decimals; sizes in bytes have one prefix. Settings are as in a file.
 
     The decimals are those of the value that needs the most, but no more than two, or than the largest value has, unless
-    a smaller value would be 0.
+    a smaller value would be 0 (at most four then). Whole numbers are exact.
     """
     each = (value.numbers if isinstance(value, Summary) else [value] for value in values)
     numbers = [one for part in each for one in part if isinstance(one, int | float) and not isinstance(one, bool)]
@@ -163,7 +165,7 @@ def column(values: Sequence[Any], unit: str = "", targets: Sequence[float] = ())
     largest, decimals = max(sizes, default=0), None
     if unit == "%":
         decimals = max((len(percent(one, targets).partition(".")[2]) - 2 for one in numbers), default=1)
-    elif unit in ("", "B", "s") and any(sizes):
+    elif unit in ("", "B", "s") and any(sizes) and not (unit == "" and all(isinstance(one, int) for one in numbers)):
         scale = 1000 ** _prefix(largest) if unit == "B" else 1
         needed = [_decimals(one / scale, 3 if unit else 4) for one in sizes]
         decimals = min(max(needed), max(2, needed[sizes.index(largest)]))
@@ -214,7 +216,11 @@ def difference(mean: float, low: float | None, high: float | None, unit: str = "
     digits = "+.2f" if unit == "%" else "+.3f" if unit == "loss" else "+.3g"
 
     def text(value: float) -> str:
-        return f"{math.exp(value):.2f}" if ratio else f"{100 * value if unit == '%' else value:{digits}}"
+        return (
+            f"{math.exp(value):{'.2f' if math.exp(value) >= 0.1 else '.2g'}}"
+            if ratio
+            else f"{100 * value if unit == '%' else value:{digits}}"
+        )
 
     interval = "" if low is None or high is None else f" [{text(low)}, {text(high)}]"
     return f"{text(mean)}{' × A' * ratio}{interval}{' points' * (unit == '%' and not ratio)}"

@@ -38,7 +38,7 @@ def partition_table(partition: Partition, labels: np.ndarray, class_names: tuple
             "classes": int((row > 0).sum()),
             "classes for 80 %": int(covered[client]),
             "largest class": class_names[row.argmax()],
-            "its share": float(row.max() / max(row.sum(), 1)),
+            "share of the largest class": float(row.max() / max(row.sum(), 1)),
         }
         for client, row in enumerate(counts)
     ]

@@ -97,7 +97,7 @@ def show_partition(file: Path, overrides: Sequence[str], data_root: Path | None,
             raise unwritable(key, output, error) from None
 
     def render() -> None:
-        Table(rows, f"{experiment.name}: partition", [Column("its share", unit="%")]).print()
+        Table(rows, f"{experiment.name}: partition", [Column("share of the largest class", unit="%")]).print()
         for path in plots:
             click.echo(f"picture: {path}")
 

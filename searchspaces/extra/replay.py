@@ -178,9 +178,9 @@ def replay_spec(recording: Recording, kind: str, settings: Sequence[str], seed: 
         )
     values = deepcopy(recording.file)
     recorded = values.pop("search")
-    weighing = KINDS.resolve(kind).weighs_rounds
-    if values["task"]["partition"]["kind"] == "stream" and weighing != KINDS.resolve(recorded["kind"]).weighs_rounds:
-        # A kind that weighs rounds compares them on each task, the others at the end.
+    is_stream, weighs_rounds = values["task"]["partition"]["kind"] == "stream", KINDS.resolve(kind).weighs_rounds
+    if is_stream and recorded["mode"] == "max" and weighs_rounds != (recorded["metric"] == "test_accuracy"):
+        # A kind that weighs rounds compares accuracies on each task, the others means at the end.
         recorded = {key: value for key, value in recorded.items() if key not in ("metric", "mode", "smooth")}
     if recorded["kind"] == kind:
         section = {key: value for key, value in recorded.items() if key not in UNSHARED}

@@ -105,7 +105,7 @@ def test_two_experiments_are_run_compared_and_drawn(tmp_path, monkeypatch):
         }
 
 
-def test_the_recorded_file_runs_aratio_to_the_same_numbers(tmp_path, monkeypatch):
+def test_the_recorded_file_runs_again_to_the_same_numbers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text(GOOD)
     assert CliRunner().invoke(main, ["run", "a.yaml"]).exit_code == 0

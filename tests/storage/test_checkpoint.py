@@ -207,7 +207,7 @@ def test_the_best_checkpoint_is_kept_in_addition_to_the_newest_ones(tmp_path):
     assert checkpoints(tmp_path) == [newest]
 
 
-def test_large_checkpoints_are_not_read_aratio_to_prune(tmp_path, monkeypatch):
+def test_large_checkpoints_are_not_read_again_to_prune(tmp_path, monkeypatch):
     written(tmp_path, 1)
     monkeypatch.setattr(
         "hedgerow.platform.storage.checkpoint.flaw", lambda folder: pytest.fail(f"{folder} is read again")

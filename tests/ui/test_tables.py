@@ -55,8 +55,14 @@ def test_a_quantity_has_its_unit_by_its_name():
         "rounds",
         "a.loss",
         "transmissions_to_0.8",
+        "rounds_to_loss 0.25",
+        "transmissions_to_loss 2",
     )
-    assert [unit_of(name) for name in names] == ["%", "%", "%", "loss", "B", "s", "", "setting", ""]
+    assert [unit_of(name) for name in names] == ["%", "%", "%", "loss", "B", "s", "", "setting", "", "", ""]
+
+
+def test_whole_numbers_of_a_column_are_exact():
+    assert column([1234567890, 5, None], "") == ["1234567890", "5", "-"]
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ class HedgeSearch(SearchKind):
         if isinstance(experiment.task.partition, Stream):
             raise UserError(
                 "search.allocate: promote lets experts rest, and an expert that rests on a stream misses tasks; remove "
-                "it, or set `comeback` to stop experts"
+                "it: `comeback` stops experts there"
             )
         if (evaluations := _scored_rounds(experiment)) <= self.grace:
             raise UserError(
@@ -256,7 +256,8 @@ class HedgeSearch(SearchKind):
             )
         if self.deploy_every > 1:
             raise UserError("search.deploy_every: `allocate: promote` deploys after each block; set it to 1 or 0")
-        keys = ("rate", "loss", "exploration", "missing", "ahead", "comeback", "prune")
+        stops = ("comeback",) if self._rho is not None else ()
+        keys = ("rate", "loss", "exploration", "missing", "ahead", *stops, "prune")
         self._check_without_effect(*keys, why="`allocate: promote` weighs by fixed_share and stops no expert")
 
     def _check_without_effect(self, *keys: str, why: str) -> None:

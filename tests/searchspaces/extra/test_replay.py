@@ -334,6 +334,14 @@ def test_a_stream_is_replayed_with_the_metric_that_the_kind_compares(kind, metri
     assert found.numbers[found.chosen] == np.argmax(means)
 
 
+def test_a_loss_that_another_kind_does_not_compare_is_refused():
+    recording = Recording.read(RECORDINGS / "stream-0.json.gz")
+    by_loss = replace(recording, file={**recording.file, "search": {**recording.file["search"], "kind": "hedge"}})
+    by_loss.file["search"] |= {"metric": "test_loss", "mode": "min"}
+    with pytest.raises(UserError, match=r"search.metric: 'test_loss' is not reported"):
+        replay(by_loss, "asha")
+
+
 def test_the_recordings_of_the_benchmark_are_those_that_its_page_counts():
     tasks = json.loads((ROOT / "benchmarks" / "results" / "tuning.json").read_text())["tasks"]
     for name, task in tasks.items():
