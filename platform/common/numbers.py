@@ -216,11 +216,10 @@ def difference(mean: float, low: float | None, high: float | None, unit: str = "
     digits = "+.2f" if unit == "%" else "+.3f" if unit == "loss" else "+.3g"
 
     def text(value: float) -> str:
-        return (
-            f"{math.exp(value):{'.2f' if math.exp(value) >= 0.1 else '.2g'}}"
-            if ratio
-            else f"{100 * value if unit == '%' else value:{digits}}"
-        )
+        if ratio:
+            times = math.exp(value)
+            return f"{times:.2f}" if times >= 0.1 else f"{times:.2g}"
+        return f"{100 * value if unit == '%' else value:{digits}}"
 
     interval = "" if low is None or high is None else f" [{text(low)}, {text(high)}]"
     return f"{text(mean)}{' × A' * ratio}{interval}{' points' * (unit == '%' and not ratio)}"

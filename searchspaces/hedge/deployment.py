@@ -21,8 +21,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.checkpoint import load_sealed, save_sealed
 
 Policy = Literal["leader", "sample", "mixture"]
-"""leader: expert with the largest weight, the first one on ties; of promotion, with the best score. sample: expert drawn
-from the weights. mixture: all experts, with the weighted mean of their predicted probabilities."""
+"""leader: expert with the largest weight, the first one on ties; of promotion, with the best score. sample: expert
+drawn from the weights. mixture: all experts, with the weighted mean of their predicted probabilities."""
 
 POLICIES: tuple[Policy, ...] = ("sample", "leader", "mixture")
 
