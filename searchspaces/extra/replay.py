@@ -119,7 +119,6 @@ def replay(
         setup = SearchSetup(experiment, spec.values, known, journal, hedge.append, lambda warning: None, room=limit)
         searcher, scheduler = search.build(setup)
         deployment = OnlineScore(search, scheduler, experiment.task.partition.is_stream)
-
         every = experiment.evaluation.every
         stride = every * (1 if isinstance(scheduler, PromotionScheduler) else math.ceil(search.report_every / every))
         controller = ReplayController(
@@ -176,23 +175,19 @@ def replay_spec(recording: Recording, kind: str, settings: Sequence[str], seed: 
             "--kind: pbt copies weights and changes settings during training, which recorded curves do not show; "
             "choose another kind"
         )
-    values = deepcopy(recording.file)
-    recorded = values.pop("search")
-    is_stream, weighs_rounds = values["task"]["partition"]["kind"] == "stream", KINDS.resolve(kind).weighs_rounds
-    if is_stream and recorded["mode"] == "max" and weighs_rounds != (recorded["metric"] == "test_accuracy"):
-        # A kind that weighs rounds compares accuracies on each task, the others means at the end.
-        recorded = {key: value for key, value in recorded.items() if key not in ("metric", "mode", "smooth")}
+    recorded = (values := deepcopy(recording.file)).pop("search")
+    chosen, by_task = KINDS.resolve(kind), recorded["metric"] == "test_accuracy"
+    is_stream = values["task"]["partition"]["kind"] == "stream" and recorded["mode"] == "max"
+    # On a stream, kinds that weigh rounds compare accuracies on each task, and the others their means at the end.
+    others = ["metric"] * (is_stream and by_task != chosen.weighs_rounds)
     if recorded["kind"] == kind:
         section = {key: value for key, value in recorded.items() if key not in UNSHARED}
     else:
         section = {key: recorded[key] for key in SHARED if key in recorded} | {"kind": kind}
-        if KINDS.resolve(kind).proposes:
-            section["samples"] = len(recording.configurations)
-        elif "samples" in recorded:
-            section["samples"] = recorded["samples"]
-    if any(setting.startswith("search.metric=") for setting in settings):
+        section["samples"] = len(recording.configurations) if chosen.proposes else recorded.get("samples")
+    if others or any(setting.startswith("search.metric=") for setting in settings):
         # Direction and smoothing of another metric follow from its name.
-        section = {key: value for key, value in section.items() if key not in ("mode", "smooth")}
+        section = {key: value for key, value in section.items() if key not in ("mode", "smooth", *others)}
     values["search"] = section
     # The recording has test scores of every round, which its targets may refer to.
     values["evaluation"] = {"test": "every", **(values.get("evaluation") or {})}

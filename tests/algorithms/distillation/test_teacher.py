@@ -62,7 +62,7 @@ def test_a_teacher_is_scored_when_it_is_made_and_then_never_again(name):
     summary = summarise([first, second, third], [])
     assert summary["teacher_test_accuracy"] == second["teacher_test_accuracy"]
     assert not summary["report"]
-    assert summary_table([("", summary)]).texts[0]["teacher"] == percent(second["teacher_test_accuracy"])
+    assert summary_table([("", summary)]).texts[0]["teacher test accuracy"] == percent(second["teacher_test_accuracy"])
     rows = standing({"CE": [first], "KD": [first, second, third]})
     assert rows["teacher"] == {"KD": percent(second["teacher_test_accuracy"])}
 
