@@ -1,10 +1,11 @@
-"""What one GPU does, in at most eight minutes: tests, seconds against a bare loop, precision, and memory.
+"""What one GPU does, in at most nine minutes: tests, seconds against a bare loop and a peer, precision, and memory.
 
-    python benchmarks/gpu.py [--data-root FOLDER] [--only tests shares defaults precision memory]
+    python benchmarks/gpu.py [--data-root FOLDER] [--only tests shares defaults peers precision memory]
                              [--workloads digits mnist-mlp ...] [--rounds 5]
 
 shares: workloads of workloads.yaml with Hedgerow's defaults, deterministic and in float32. defaults: the same with
-PyTorch's default algorithms and TF32, which the bare loop has. precision: seconds and accuracy of float32, tf32 and
+PyTorch's default algorithms and TF32, which the bare loop has. peers: pfl-research's own CIFAR-10 benchmark, if it is
+installed here (contenders/pfl.txt). precision: seconds and accuracy of float32, tf32 and
 bfloat16. memory: what a client adds to the memory of a process. Parts that did not run keep their stored results.
 Without a GPU, it prints a message and measures nothing. Writes benchmarks/results/gpu.json.
 """
@@ -22,12 +23,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
 import torch
+from jobs import WrittenJob, write_job
 from measuring import RESULTS, conditions
 from shares import measure
 from workloads import WORKLOADS, Workload
 
-from hedgerow.platform.config.loader import parse_experiment
+from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator
 from hedgerow.platform.runtime.factory import build_data, build_partition
 from hedgerow.platform.runtime.process import peak
@@ -39,6 +42,12 @@ LAST = 3
 
 PRECISION = {"digits": 40, "cnn": 100}
 """Rounds of the workloads that are trained in each precision."""
+
+PEERS = 20
+"""Rounds of the comparison with pfl-research."""
+
+Outcome = tuple[dict[str, np.ndarray], list[float]]
+"""Final parameters, and seconds of each round."""
 
 MEMORY = ("mnist-mlp", "cnn", "pfl", "lstm", "one-step", "resnet")
 
@@ -79,6 +88,45 @@ def shares(names: list[str], rounds: int, data_root: Path | None, settings: list
         modes = ", ".join(f"{mode} {one[mode]:.2f}" for mode in ("loop", "graph", "chosen"))
         print(f"{name} {' '.join(settings)}: bare loop / Hedgerow {modes}", file=sys.stderr, flush=True)
     return found
+
+
+def peers(data_root: Path | None, folder: Path) -> dict[str, Any]:
+    """Seconds per round of pfl-research and of Hedgerow, with the same clients and mini-batches, one after the other.
+
+    apart: difference of their parameters after one round, see `peers.ALIKE`.
+    """
+    job = write_job(folder / "job", replace(WORKLOADS["pfl"], rounds=PEERS), data_root)
+    found: dict[str, Any] = {"title": WORKLOADS["pfl"].title, "data": job.source.told, "rounds": PEERS}
+    short = job.shortened(1)
+    theirs, _ = _of_pfl(short)
+    ours, _ = _of_hedgerow(short, data_root, folder / "short", [])
+    found["apart"] = job.apart(ours, theirs)
+    for name, settings in (("pfl", None), ("hedgerow", []), ("hedgerow, TF32", DEFAULTS)):
+        _, seconds = _of_pfl(job) if settings is None else _of_hedgerow(job, data_root, folder / name, settings)
+        found[name] = {"seconds": median(seconds[1:])}
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    return found
+
+
+def _of_pfl(job: WrittenJob) -> Outcome:
+    out, contenders = job.folder / "out", Path(__file__).parent / "contenders"
+    subprocess.run([sys.executable, contenders / "job.py", "pfl_sim:one", job.folder, out], check=True)
+    moments = json.loads(out.with_suffix(".json").read_text())["moments"]
+    with np.load(out.with_suffix(".npz")) as stored:
+        return dict(stored), np.diff(moments).tolist()
+
+
+def _of_hedgerow(job: WrittenJob, data_root: Path | None, folder: Path, settings: list[str]) -> Outcome:
+    own = ["resources.executor=inline", "resources.device=cuda"]
+    experiment = load_experiment(job.folder / "experiment.yaml", [*own, *settings])
+    own_data = job.source.dataset
+    data = (own_data, build_partition(experiment, own_data)) if own_data else build_data(experiment, data_root)
+    run, seconds = build_coordinator([experiment], *data, [folder]), []
+    while not run.done:
+        begun = time.perf_counter()
+        run.next_round()
+        seconds.append(time.perf_counter() - begun)
+    return run.parameters(), seconds
 
 
 def started(workload: Workload, data_root: Path | None, folder: Path, **changes: Any) -> Coordinator:
@@ -136,7 +184,7 @@ def memory(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parts = ("tests", "shares", "defaults", "precision", "memory")
+    parts = ("tests", "shares", "defaults", "peers", "precision", "memory")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10; otherwise noise of its shape")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
@@ -153,6 +201,7 @@ def main() -> None:
             "tests": tests,
             "shares": lambda: shares(arguments.workloads, arguments.rounds, arguments.data_root, []),
             "defaults": lambda: shares(arguments.workloads, arguments.rounds, arguments.data_root, DEFAULTS),
+            "peers": lambda: peers(arguments.data_root, Path(scratch)),
             "precision": lambda: precision(arguments.data_root, Path(scratch)),
             "memory": lambda: memory(Path(scratch)),
         }

@@ -25,9 +25,14 @@ def is_plain() -> bool:
     return not torch.compiler.is_compiling() and not is_transformed()
 
 
+def _is_on_gpu(scale: Any) -> bool:
+    """Whether a factor is a tensor that only a GPU can read, since reading it here would wait."""
+    return isinstance(scale, Tensor) and scale.is_cuda
+
+
 def add_(a: list[Tensor], b: Sequence[Tensor], scale: Any = 1.0) -> list[Tensor]:
     """a + scale * b. scale: a number or a 0-d tensor."""
-    if is_plain():
+    if is_plain() and not _is_on_gpu(scale):
         foreach_add_(a, b, alpha=scale)
         return a
     if isinstance(scale, Tensor):
@@ -58,7 +63,7 @@ def mul_(a: list[Tensor], factor: Any) -> list[Tensor]:
 
 def lerp_(a: list[Tensor], b: Sequence[Tensor], weight: Any) -> list[Tensor]:
     """a + weight (b - a). weight: a number or a 0-d tensor."""
-    if is_plain():
+    if is_plain() and not _is_on_gpu(weight):
         foreach_lerp_(a, b, weight)
         return a
     return [_changed("lerp", x, y, weight) for x, y in zip(a, b, strict=True)]

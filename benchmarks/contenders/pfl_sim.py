@@ -44,6 +44,7 @@ def one(job: Any) -> Outcome | None:
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.pytorch import PyTorchTensorDataset
     from pfl.hyperparam import NNTrainHyperParams
+    from pfl.internal.ops.pytorch_ops import get_default_device
     from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
@@ -57,7 +58,8 @@ def one(job: Any) -> Outcome | None:
             return False, Metrics()
 
     torch.set_num_threads(1)
-    module, x, y = job.load()
+    device = get_default_device()
+    module, x, y = (part.to(device) for part in job.load())
     module.loss = lambda x, y: F.cross_entropy(module(x), y)
     # pfl always evaluates the users of its first round; without metrics, that costs nothing.
     module.metrics = lambda x, y: {}
@@ -87,4 +89,4 @@ def one(job: Any) -> Outcome | None:
     )
     if os.environ.get("PFL_WORKER_RANK", "0") != "0":
         return None
-    return clock.moments, {name: p.detach().numpy() for name, p in module.named_parameters()}
+    return clock.moments, {name: p.detach().cpu().numpy() for name, p in module.named_parameters()}

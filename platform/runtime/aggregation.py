@@ -25,9 +25,7 @@ def finite_clients(up: Tree, count: int) -> Tensor:
     device = next((leaf.device for leaf in every), torch.device("cpu"))
     if not floats:
         return torch.ones(count, dtype=torch.bool, device=device)
-    if device.type != "cpu":
-        return _flat(floats).sum(1).isfinite()
-    if count == 1:
+    if count == 1 and device.type == "cpu":
         return torch.tensor([isfinite(sum(float(leaf.sum()) for leaf in floats))])
     return torch.stack([leaf.reshape(count, -1).sum(1).float() for leaf in floats]).sum(0).isfinite()
 
@@ -38,10 +36,14 @@ TOGETHER = 4
 
 @dataclass(frozen=True)
 class FlatSum:
-    """Weighted sum of updates on a GPU: one vector in float64, since each operation on a leaf would be a launch."""
+    """Weighted sum of updates on a GPU: one vector in float64, since each operation on a leaf would be a launch.
+
+    Rows wait until there are many of them, so that small models need few launches; `add_waiting` adds the last ones.
+    """
 
     shapes: Tree
     vector: Tensor
+    waiting: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     @classmethod
     def zero(cls, up: Tree) -> "FlatSum":
@@ -51,10 +53,22 @@ class FlatSum:
         shapes = tree_map(lambda leaf: leaf.shape[1:], up)
         return cls(shapes, torch.zeros(size, dtype=torch.float64, device=first.device))
 
-    def add(self, up: Tree, weights: Tensor, finite: Tensor) -> None:
-        """Add the weighted rows of a tree that are finite; nothing waits for the GPU."""
+    def add(self, up: Tree, weights: Tensor) -> Tensor:
+        """Add the weighted rows of a tree that are finite; returns which are. Nothing waits for the GPU."""
         # In float32, large integers would be rounded.
         rows = _flat([leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves(up)])
+        finite = rows.sum(1).isfinite()
+        self.waiting.append((rows, weights, finite))
+        if sum(some.numel() for some, *_ in self.waiting) >= WIDENED_GPU:
+            self.add_waiting()
+        return finite
+
+    def add_waiting(self) -> None:
+        """Add the rows that wait."""
+        if not self.waiting:
+            return
+        rows, weights, finite = (torch.cat(parts) for parts in zip(*self.waiting, strict=True))
+        self.waiting.clear()
         weights, finite = torch.where(finite, weights, 0.0), finite[:, None]
         size = max(1, WIDENED_GPU // len(rows))
         for piece, some in zip(self.vector.split(size), rows.split(size, dim=1), strict=True):
@@ -75,7 +89,7 @@ class FlatSum:
 
 def _flat(rows: list[Tensor]) -> Tensor:
     """Leaves (C, ...) side by side, (C, numbers)."""
-    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in rows], 1)
+    return torch.cat([leaf.reshape(len(leaf), leaf[0].numel()) for leaf in rows], 1)
 
 
 @dataclass
@@ -113,25 +127,33 @@ class PartialAggregate:
     _waiting: list[tuple[Tree, float]] = field(default_factory=list, init=False)
     """Updates of single clients with their weights, which are added several at a time."""
 
-    def add(self, up: Tree, weights: Tensor, finite: Tensor, metrics: dict[str, Tensor] | None = None) -> None:
-        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, finite (C,), and each metric (C,).
+    def add(self, up: Tree, weights: Tensor, metrics: dict[str, Tensor] | None = None) -> Tensor:
+        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, and each metric (C,); returns which of them
+        sent only finite numbers, (C,).
 
         All are on the device of the clients. On a GPU, only `stack` waits for them.
 
         Clients that diverged are removed before the weighting: a zero weight is not enough, since 0 * NaN is NaN.
         """
+        first = next(leaves(up), None)
+        if first is not None and first.device.type != "cpu" and self.reduce != "stack":
+            total = self.total = self.total if isinstance(self.total, FlatSum) else FlatSum.zero(up)
+            finite = total.add(up, weights)
+        else:
+            finite = finite_clients(up, len(weights))
+            self._add(up, weights, finite)
         self._chunks.append((finite, weights, {name: values.detach() for name, values in (metrics or {}).items()}))
         sizes = [(leaf.numel(), leaf.element_size()) for leaf in leaves(up)]
         self.up_scalars += sum(numbers for numbers, _ in sizes)
         self.up_bytes += sum(numbers * size for numbers, size in sizes)
+        return finite
+
+    def _add(self, up: Tree, weights: Tensor, finite: Tensor) -> None:
+        """Add a chunk on the CPU, or to a stack. finite: which clients are added, (C,)."""
         if self.reduce == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
             return
         if next(leaves(up), None) is None:
-            return
-        if finite.device.type != "cpu":
-            total = self.total = self.total if isinstance(self.total, FlatSum) else FlatSum.zero(up)
-            total.add(up, weights, finite)
             return
         if not finite.all():
             up, weights = _finite_rows(up, finite), weights[finite]
@@ -183,17 +205,19 @@ class PartialAggregate:
         self._add_waiting()
         total, delta = self.total, None if self.client_model_delta is None else to_host(self.client_model_delta)
         if isinstance(total, FlatSum):
+            total.add_waiting()
             total = total if keeps_total else total.tree(_to_numpy(total.vector))
         elif total is not None:
             total = to_host(total)
-        chunks = [(finite.cpu(), weights, metrics) for finite, weights, metrics in self._chunks]
-        metrics = [metrics for _, _, metrics in chunks]
+        metrics = [metrics for _, _, metrics in self._chunks]
+        finite = gathered([mask for mask, _, _ in self._chunks])
+        weights = gathered([some for _, some, _ in self._chunks])
         return replace(
             self,
             total=total,
-            weight=sum((float(weights.cpu()[finite].sum()) for finite, weights, _ in chunks), 0.0),
+            weight=sum((float(some[mask].sum()) for some, mask in zip(weights, finite, strict=True)), 0.0),
             client_model_delta=delta,
-            contributed=torch.cat([finite for finite, _, _ in chunks]).numpy() if chunks else self.contributed,
+            contributed=torch.cat(list(finite)).numpy() if finite else self.contributed,
             metrics={
                 name: torch.cat([one[name] for one in metrics if name in one]).cpu().double().numpy()
                 for name in dict.fromkeys(name for one in metrics for name in one)
@@ -268,6 +292,11 @@ def scaled(total: np.ndarray, scale: float) -> np.ndarray:
 
 def _finite_rows(tree: Tree, finite: Tensor) -> Tree:
     return tree_map(lambda leaf: leaf[finite.to(leaf.device)], tree)
+
+
+def gathered(parts: list[Tensor]) -> Sequence[Tensor]:
+    """Copies of vectors on the CPU, in one transfer from a GPU."""
+    return torch.cat(parts).cpu().split([len(part) for part in parts]) if parts else ()
 
 
 def _zeros(tree: Tree) -> Tree:

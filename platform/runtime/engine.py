@@ -1,6 +1,6 @@
 """`run_clients`: runs a client step for many clients, in a loop or batched with vmap, with the same results."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,8 @@ from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.algorithms.core.torch_private import allow_recompilations
 from hedgerow.algorithms.optim.batched_functions import batched_attention
 from hedgerow.algorithms.optim.gradient import direct_gradients
-from hedgerow.platform.common.cuda_graphs import CapturedCalls
+from hedgerow.platform.common.cuda_graphs import CapturedCalls, CaptureFailed
+from hedgerow.platform.common.errors import first_line
 from hedgerow.platform.common.memory import is_out_of_memory
 from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pooled_batches, view_keys
@@ -197,6 +198,7 @@ def run_clients(
     seed: int,
     captured: CapturedCalls,
     precision: Precision = "float32",
+    moving: Sequence[Mapping[str, float]] = (),
 ) -> Iterator[tuple[slice, list[Answers]]]:
     """Run a client step for every client of a shard, chunk by chunk; yields the positions and, for each variant, the
     answers of each chunk.
@@ -207,12 +209,14 @@ def run_clients(
     last one is padded with copies of its last client, whose answers are dropped.
 
     hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: maps positions of
-    clients in the shard to leaves (clients, ...) of each variant. captured: graphs of steps that run as one.
+    clients in the shard to leaves (clients, ...) of each variant. captured: graphs of steps that run as one. moving:
+    for each variant, floats that differ from those of round 1, by path: a graph reads them as tensors.
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
     # A plan of a GPU may continue on the CPU, with the same calls.
     is_captured = plan.mode == "graph" and samples.x.is_cuda
-    run = one = _run_one(step, hypers, broadcasts, samples, captured if is_captured else None)
+    moving = moving if is_captured and moving else [{} for _ in hypers]
+    run = one = _run_one(step, hypers, broadcasts, samples, captured if is_captured else None, moving)
     if plan.mode == "vmap":
         run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
     alone = None if plan.mode == "vmap" else samples.each(shard.batches, key, shard.clients, shard.keyed)
@@ -257,14 +261,24 @@ def _in_turn(run: Run, extra: Tree, states: list[Tree], each: Iterator[Any]) -> 
 
 
 def _run_one(
-    step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples, captured: CapturedCalls | None
+    step: ClientStep,
+    hypers: list[Any],
+    broadcasts: list[Tree],
+    samples: Samples,
+    captured: CapturedCalls | None,
+    moving: Sequence[Mapping[str, float]],
 ) -> Run:
-    """captured: graphs of steps that run as one; None: kernel by kernel."""
+    """captured: graphs of steps that run as one; None: kernel by kernel. moving: see `run_clients`."""
     device = samples.x.device
-    calls = [
-        None if captured is None else captured.of((step, id(samples), variant), repr(hp.model_dump()), down)
-        for variant, (hp, down) in enumerate(zip(hypers, broadcasts, strict=True))
-    ]
+    calls: list[Any] = [None for _ in hypers]
+    shared = [{"down": down, "floats": dict[str, Tensor]()} for down in broadcasts]
+    if captured is not None:
+        for variant, (hp, floats) in enumerate(zip(hypers, moving, strict=True)):
+            # In double precision, like the numbers of Python; filling memory waits for nothing.
+            numbers = {path: torch.full((), x, dtype=torch.float64, device=device) for path, x in floats.items()}
+            shared[variant]["floats"] = numbers
+            settings = repr(hp.with_floats(dict.fromkeys(floats)).model_dump(warnings=False))
+            calls[variant] = captured.of((step, id(samples), variant), settings, shared[variant])
 
     def run(extra: Tree, states: list[Tree], streams: Any, keys: Tree) -> Any:
         streams, keys = (_each(tree, lambda leaf: leaf[0]) for tree in (streams, keys))
@@ -273,9 +287,10 @@ def _run_one(
         mine = {"rows": rows, "keys": keys} | ({} if own is None else {"key": own.to(device, non_blocking=True)})
         kind = tuple((name, mask.numpy().tobytes()) for name, mask in masks.items()) if captured is not None else None
         answers = []
-        for variant, (hp, down, call, state) in enumerate(zip(hypers, broadcasts, calls, states, strict=True)):
+        for variant, (hp, common, call, state) in enumerate(zip(hypers, shared, calls, states, strict=True)):
 
-            def answer(down: Tree, mine: Tree, hp: Any = hp) -> Answers:
+            def answer(shared: Tree, mine: Tree, hp: Any = hp) -> Answers:
+                hp, down = hp.with_floats(shared["floats"]), shared["down"]
                 streams = {name: (rows, masks[name]) for name, rows in mine["rows"].items()}
                 data = ClientData(
                     samples.x, samples.y, samples.prepare, streams, False, mine["keys"], samples.augment,
@@ -287,9 +302,14 @@ def _run_one(
             inputs = {**mine, "message": message, "state": tree_map(lambda leaf: leaf[0], state)}
             with _seeded(own, device):
                 if call is None:
-                    answers.append(answer(down, inputs))
+                    answers.append(answer(common, inputs))
                     continue
-                update, *rest = call(answer, inputs, kind)
+                try:
+                    update, *rest = call(answer, inputs, kind)
+                except Exception as error:
+                    if isinstance(error, CaptureFailed) or is_out_of_memory(error) or not common["floats"]:
+                        raise
+                    raise CaptureFailed(f"with scheduled floats as tensors: {first_line(error)}") from error
             if len(hypers) > 1:
                 update = tree_map(torch.clone, update)
             # The update of a single variant is added up before the next call; all else is read after it.

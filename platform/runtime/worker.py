@@ -24,14 +24,14 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import SPLITS, Slices
 from hedgerow.platform.models.vmap_check import compare_constants
-from hedgerow.platform.runtime.aggregation import PartialAggregate, finite_clients
+from hedgerow.platform.runtime.aggregation import PartialAggregate, gathered
 from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
 from hedgerow.platform.runtime.shards import PlanFailed, Site, WorkShard, step_name
 from hedgerow.platform.runtime.state_store import StateLayout
 
-PREPARED = 64 * 2**20
+PREPARED, PREPARED_GPU = 2**26, 2**30
 """A training set of at most this many bytes is normalised once in each worker; a larger one batch by batch."""
 
 IN_TURN = 4
@@ -134,7 +134,8 @@ class Worker:
         self.algorithms = algorithms
         self.seed = seed
         self.layouts = [StateLayout(initial_state(algorithm, track_models)) for algorithm in algorithms]
-        self.samples = samples_of_places(dataset, partition, task, self._load, PREPARED)
+        prepared = PREPARED if self.device.type == "cpu" else PREPARED_GPU
+        self.samples = samples_of_places(dataset, partition, task, self._load, prepared)
         # Memory that earlier workers held in the same process does not count.
         reset_peak(self.device)
         self.at_rest = memory_in_use(self.device)
@@ -218,12 +219,12 @@ class Worker:
             seed=self.seed,
             captured=self.captured,
             precision=self.precision,
+            moving=() if self.device.type == "cpu" else [self._moving(shard) for shard in shards],
         )
         weights_of, waiting, held = [self._load(shard.weights) for shard in shards], list[Any](), 0
         for rows, answers in chunks:
             for shard, part, variant_weights, answer in zip(shards, partials, weights_of, answers, strict=True):
                 up, state, metrics, model = answer
-                finite = finite_clients(up, rows.stop - rows.start)
                 if predictions := metrics.pop(PREDICTIONS, None):
                     part.add_predictions(predictions)
                 elif shard.step.startswith("predict_client"):
@@ -231,7 +232,7 @@ class Worker:
                 weights = variant_weights[rows]
                 if shard.weighted_by:
                     weights = weights * metrics[shard.weighted_by].detach().to(weights.device, torch.float64)
-                part.add(up, weights, finite, metrics)
+                finite = part.add(up, weights, metrics)
                 if shard.keeps_states and (state or self.track_models):
                     waiting.append((shard, np.arange(rows.start, rows.stop), state, model, finite, part))
                     held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
@@ -239,6 +240,12 @@ class Worker:
                 self._keep_all(waiting)
                 held = 0
         self._keep_all(waiting)
+
+    def _moving(self, shard: WorkShard) -> dict[str, float]:
+        """Floats of the hyperparameters that a schedule has changed since round 1, by path."""
+        hyper = self.algorithms[shard.variant].hyper
+        first = hyper.at(1).floats()
+        return {path: value for path, value in hyper.at(shard.round).floats().items() if value != first.get(path)}
 
     def _states(self, shard: WorkShard, positions: np.ndarray) -> Tree:
         """States of some clients of a shard, stacked, as their step sees them."""
@@ -254,8 +261,9 @@ class Worker:
     def _keep_all(self, waiting: list[Any]) -> None:
         """Keep the new states of some chunks of clients. Those of a shard are written together."""
         new: dict[int, list[tuple[WorkShard, np.ndarray, Tree]]] = {}
-        for shard, positions, state, model, finite, part in waiting:
-            kept, lasting = self._keep(shard, positions, state, model, finite.cpu(), part)
+        masks = gathered([finite for *_, finite, _ in waiting])
+        for (shard, positions, state, model, _, part), finite in zip(waiting, masks, strict=True):
+            kept, lasting = self._keep(shard, positions, state, model, finite, part)
             if shard.rows is not None and len(kept):
                 new.setdefault(shard.exchange, []).append((shard, kept, lasting))
         waiting.clear()

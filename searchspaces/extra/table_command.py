@@ -120,7 +120,7 @@ def run_table(
 
 
 def report_table(name: str, output: Path) -> CommandOutput:
-    """Report a table from the last finished run of each of its lines under `output`. Raises UserError."""
+    """Report a table from the last run of each of its lines under `output` that is not running. Raises UserError."""
     table, rows = find_rows(name)
     runs = []
     for file in output.glob("*/run.json"):
@@ -129,7 +129,7 @@ def report_table(name: str, output: Path) -> CommandOutput:
         except UserError as error:
             print_warning(f"{error}; the run is skipped")
             continue
-        if record.get("table") and record["status"] == "finished":
+        if record.get("table") and record["status"] in ("finished", "interrupted"):
             runs.append((record["created"], record["table"]["line"], RunFolder(file.parent)))
     latest = {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
     results = []

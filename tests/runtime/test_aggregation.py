@@ -9,7 +9,6 @@ from hedgerow.platform.runtime.aggregation import (
     WIDENED,
     PartialAggregate,
     combine,
-    finite_clients,
     pairwise,
     sum_trees,
     to_host,
@@ -33,7 +32,7 @@ def reduced(up: dict, groups: list[list[int]], kind: str = "mean") -> dict:
         partial = PartialAggregate(kind)
         for client in group:
             chunk = {"w": {name: leaf[[client]] for name, leaf in up["w"].items()}, "none": up["none"][[client]]}
-            partial.add(chunk, WEIGHTS[[client]], finite_clients(chunk, 1))
+            partial.add(chunk, WEIGHTS[[client]])
         partials.append(partial.to_wire())
     return combine(partials, np.arange(CLIENTS))
 
@@ -45,7 +44,7 @@ def mean(values: torch.Tensor, clients: list[int]) -> np.ndarray:
 def test_a_weighted_mean_is_that_of_float64():
     up = answers()
     partial = PartialAggregate("mean")
-    partial.add(up, WEIGHTS, finite_clients(up, CLIENTS))
+    partial.add(up, WEIGHTS)
     found = combine([partial.to_wire()], np.arange(CLIENTS))
     everybody = list(range(CLIENTS))
     for name, leaf in up["w"].items():
@@ -70,7 +69,7 @@ def test_clients_that_are_added_at_once_have_their_weights(kind, clients):
     up, partial = answers(), PartialAggregate(kind)
     for client in clients:
         chunk = {"w": {name: leaf[[client]] for name, leaf in up["w"].items()}}
-        partial.add(chunk, WEIGHTS[[client]], finite_clients(chunk, 1))
+        partial.add(chunk, WEIGHTS[[client]])
     found = combine([partial.to_wire()], np.arange(len(clients)))
     weights = WEIGHTS[clients].numpy()
     for name, leaf in up["w"].items():
@@ -84,9 +83,8 @@ def test_a_client_that_diverged_counts_for_nothing():
     up["w"]["wide"][2, 1, 5] = float("nan")
     up["w"]["scalar"][4] = float("inf")
     partial = PartialAggregate("mean")
-    finite = finite_clients(up, CLIENTS)
+    finite = partial.add(up, WEIGHTS)
     assert finite.tolist() == [True, True, False, True, False, True, True]
-    partial.add(up, WEIGHTS, finite)
     found = combine([partial.to_wire()], np.arange(CLIENTS))
     expected = mean(up["w"]["wide"], [0, 1, 3, 5, 6]).astype(np.float32)
     np.testing.assert_allclose(found["w"]["wide"].numpy(), expected, rtol=1e-6, atol=1e-7)

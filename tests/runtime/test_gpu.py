@@ -64,11 +64,18 @@ def test_a_graph_has_the_bits_of_the_loop(algorithm, sizes):
     assert len(graph.executor.transport.built[0].captured)
 
 
-def test_a_rate_that_decays_captures_again():
-    loop, graph = (started(FedAvg, SIZES[0], mode, lr_decay=0.5) for mode in ("loop", "graph"))
+@pytest.mark.parametrize("algorithm", [FedAvg, Scaffold])
+def test_a_rate_that_decays_is_an_input_of_the_graph(algorithm):
+    loop, graph = (started(algorithm, SIZES[0], mode, lr_decay=0.7, clip_norm=1.0) for mode in ("loop", "graph"))
+    captured, graphs = graph.executor.transport.built[0].captured, []
     for _ in range(4):
         assert next(loop)["train_loss"] == next(graph)["train_loss"]
-    assert len(graph.executor.transport.built[0].captured)
+        graphs.append([one for _, one in captured._graphs.values()])
+    assert all(torch.equal(leaf, loop.server["w"][name]) for name, leaf in graph.server["w"].items())
+    # Captured in round 1 with its rate, and in round 2 for all further rates.
+    assert graphs[1] != graphs[0]
+    assert graphs[1] == graphs[2] == graphs[3]
+    assert len(captured)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -86,9 +93,10 @@ def test_a_step_that_draws_from_torchs_generator_runs_as_a_loop(device):
 def test_a_client_that_diverged_is_left_out_of_a_sum_on_the_gpu():
     rows = torch.tensor([[1.0, 2.0], [float("inf"), 1.0], [5.0, 6.0]], device="cuda")
     weights = torch.tensor([1.0, 100.0, 3.0], dtype=torch.float64, device="cuda")
-    finite = torch.tensor([True, False, True], device="cuda")
     partial = PartialAggregate("mean")
-    partial.add({"w": {"a": rows[:, :1], "b": rows[:, 1:, None]}}, weights, finite, {"loss": rows[:, 0]})
+    for some in (slice(0, 1), slice(1, 3)):
+        up = {"w": {"a": rows[some, :1], "b": rows[some, 1:, None], "none": rows[some, :0]}}
+        partial.add(up, weights[some], {"loss": rows[some, 0]})
     sent = partial.to_wire()
     assert sent.total["w"]["a"].tolist() == [1.0 + 3 * 5.0]
     assert sent.total["w"]["b"].tolist() == [[2.0 + 3 * 6.0]]
@@ -103,6 +111,7 @@ def test_chunks_that_do_not_fit_on_the_gpu_are_halved(tmp_path):
         {
             "name": "large",
             "rounds": 2,
+            "clients_per_round": "all",
             "task": {
                 "data": {"name": "digits"},
                 "partition": {"kind": "iid", "clients": 64, "samples_per_client": 8},

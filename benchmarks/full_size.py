@@ -1,0 +1,128 @@
+"""Lines of published tables at full size, on a machine that is at hand for minutes, such as one with a GPU.
+
+    python benchmarks/full_size.py LINE ... --output FOLDER [--data-root FOLDER] [--device cuda] [--minutes 9]
+                                   [--seeds 0 1 2] [--set KEY=VALUE ...]
+
+LINE is a name of `hedgerow table`, such as feddyn/T2.3/cifar10-iid. Every method of every line and seed is a process of
+its own, and all run side by side. Each line and seed has a run folder like those of `hedgerow table`, which
+`hedgerow table LINE --report --output FOLDER/SEED` prints and `hedgerow report` draws. When the minutes are over, each
+method saves its state and what is left is printed; the same command continues from there. Needs neither Ray nor MLflow.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.runtime.coordinator import build_coordinator
+from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now
+from hedgerow.searchspaces.extra.table_file import find_rows
+from hedgerow.searchspaces.extra.table_search import RowSearch, row_searches
+from hedgerow.searchspaces.results.trials import expert_folder
+
+ALWAYS = ("resources.executor=inline", "tracking.enabled=false")
+"""Changes that affect no number of a result."""
+
+CLOSING = 15
+"""Seconds before the end in which the last round ends and is saved."""
+
+Line = tuple[str, int]
+"""Name of a line, and its seed."""
+
+
+def search_of(line: Line, changes: Sequence[str], output: Path) -> RowSearch:
+    """The methods of a line with a seed."""
+    name, seed = line
+    table, (row,) = find_rows(name)
+    (search,) = row_searches(
+        table, row, [*changes, *([f"seed={seed}"] if seed else [])], output=str(output / str(seed))
+    )
+    return search
+
+
+def folder_of(search: RowSearch) -> RunFolder:
+    """Folder of a line and its seed."""
+    experiment = search.search.experiment
+    return RunFolder(Path(experiment.output) / experiment.name)
+
+
+def start(search: RowSearch, data_root: Path | None) -> None:
+    """Create the run folders of a line and of its methods, unless they exist."""
+    folder = folder_of(search)
+    if folder.exists:
+        return
+    spec = search.search
+    with new_run(spec.experiment, data_root, spec.dump(), name=folder.name):
+        folder.update(kind="search", table=search.note)
+        for number, overrides in enumerate(spec.configurations):
+            trial = expert_folder(folder.path, number)
+            trial.path.mkdir(parents=True)
+            trial.experiment.write_text(dump_experiment(spec.trial(overrides)))
+            trial.update(name=trial.name, status="interrupted", created=now(), overrides=overrides)
+
+
+def train(search: RowSearch, number: int, data_root: Path | None, until: float) -> None:
+    """Run a method until it ends, or until a time."""
+    trial = expert_folder(folder_of(search).path, number)
+    experiment = search.search.trial(search.search.configurations[number])
+    run = build_coordinator([experiment], *check(experiment, data_root), [trial.checkpoints])
+    run.load_newest(0, trial.checkpoints)
+    while not run.done and time.time() < until:
+        run.run_round()
+    if not run.done:
+        run.save()
+    trial.update(status="finished" if run.done else "interrupted", finished=now(), plans=run.plans())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lines", nargs="+", metavar="LINE")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--method", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    changes = [*arguments.changes, *ALWAYS, f"resources.device={arguments.device}"]
+    lines = [(name, seed) for name in arguments.lines for seed in arguments.seeds]
+    searches = {line: search_of(line, changes, arguments.output) for line in lines}
+    if arguments.method is not None:
+        (search,) = searches.values()
+        train(search, arguments.method, arguments.data_root, arguments.until)
+        return
+    until = time.time() + 60 * arguments.minutes - CLOSING
+    processes = {}
+    for line, search in searches.items():
+        # Converts the data set once for all processes.
+        check(search.search.experiment, arguments.data_root)
+        start(search, arguments.data_root)
+        command = [sys.executable, *sys.argv[:1], line[0], "--seeds", str(line[1]), "--output", str(arguments.output)]
+        command += ["--device", arguments.device, "--until", str(until)]
+        command += ["--data-root", str(arguments.data_root)] if arguments.data_root else []
+        command += [word for change in arguments.changes for word in ("--set", change)]
+        for number, heading in enumerate(search.headings):
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen([*command, "--method", str(number)], env=environment)
+            processes[line, number, heading] = process
+    failed = [key for key, process in processes.items() if process.wait()]
+    for line, search in searches.items():
+        folder = folder_of(search)
+        ends = [RunFolder(path).record()["status"] for path in sorted(folder.path.glob("experts/*"))]
+        folder.update(status="finished" if set(ends) == {"finished"} else "interrupted", finished=now())
+        for heading, end in zip(search.headings, ends, strict=True):
+            print(f"{line[0]}, seed {line[1]}, {heading}: {end}")
+    for line, number, heading in failed:
+        print(f"{line[0]}, seed {line[1]}, {heading} (method {number}) failed", file=sys.stderr)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
