@@ -4,9 +4,9 @@
                                    [--seeds 0 1 2] [--set KEY=VALUE ...]
 
 LINE is a name of `hedgerow table`, such as feddyn/T2.3/cifar10-iid. Every method of every line and seed is a process of
-its own, and all run side by side. Each line and seed has a run folder like those of `hedgerow table`, which
-`hedgerow table LINE --report --output FOLDER/SEED` prints and `hedgerow report` draws. When the minutes are over, each
-method saves its state and what is left is printed; the same command continues from there. Needs neither Ray nor MLflow.
+its own, and all run side by side. Each line and seed has a run folder with curves, like those of `hedgerow table`, and
+`hedgerow table LINE --report --output FOLDER/SEED` prints its table. When the minutes are over, each method saves its
+state and what is left is printed; the same command continues from there. No Ray is started, and MLflow is not used.
 """
 
 import argparse
@@ -21,8 +21,10 @@ from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now
+from hedgerow.platform.ui.plots import draw_curves
 from hedgerow.searchspaces.extra.table_file import find_rows
 from hedgerow.searchspaces.extra.table_search import RowSearch, row_searches
+from hedgerow.searchspaces.results.finished_search import read_trials
 from hedgerow.searchspaces.results.trials import expert_folder
 
 ALWAYS = ("resources.executor=inline", "tracking.enabled=false")
@@ -117,6 +119,9 @@ def main() -> None:
         folder = folder_of(search)
         ends = [RunFolder(path).record()["status"] for path in sorted(folder.path.glob("experts/*"))]
         folder.update(status="finished" if set(ends) == {"finished"} else "interrupted", finished=now())
+        trials = read_trials(folder)
+        curves = {search.headings[int(trial.name)]: [trial.records] for trial in trials if trial.records}
+        draw_curves(curves, folder.figures, search.search.experiment.evaluation.accuracies)
         for heading, end in zip(search.headings, ends, strict=True):
             print(f"{line[0]}, seed {line[1]}, {heading}: {end}")
     for line, number, heading in failed:

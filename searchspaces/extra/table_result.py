@@ -160,7 +160,7 @@ class SweepResult(_Result):
         notes += [f"{title}: {c['heading']}: {c['configuration']}" for c in costs if c["configuration"]]
         notes += [f"{title}: {heading}: trained once, in {run}" for heading, run in sources.items() if run]
         ended = [cost for cost in costs if cost["status"] != "finished"]
-        notes += [f"{title}: {cost['heading']}: the run {cost['status']} before its end" for cost in ended]
+        notes += [f"{title}: {cost['heading']}: ended before its last round ({cost['status']})" for cost in ended]
         return notes + [
             f"{MARK} {title}, {c['heading']}: {dropped_warning(c['dropped'])}" for c in costs if c["dropped"]
         ]
