@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from verdict_pages import in_one_line
+
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.platform.config.choices import Choice, algorithms
 
@@ -121,7 +123,12 @@ def algorithm() -> str:
     return f'```python title="{SHOWN.name}"\n{SHOWN.read_text()}```\n'
 
 
-PARTS: dict[str, Callable[[], str]] = {"families": families, "speed": speed, "algorithm": algorithm}
+PARTS: dict[str, Callable[[], str]] = {
+    "families": families,
+    "speed": speed,
+    "algorithm": algorithm,
+    "claims": in_one_line,
+}
 
 
 def written() -> str:

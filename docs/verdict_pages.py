@@ -20,6 +20,20 @@ VERDICTS = (
     NOT_RUN,
     "no published claim",
 )
+SOURCES = {
+    "feddyn": "FedDyn",
+    "pfl": "personalised FL",
+    "fedhen": "FedHeN",
+    "side": "side losses",
+    "fedbio": "FedBiO",
+    "comm_fedbio": "Comm-FedBiO",
+    "fedsep": "FedSep",
+    "moml": "MOML",
+    "disk": "DiSK",
+    "referee": "other frameworks",
+    "slots": "this project",
+}
+"""Families of tables, and the sources that they are from."""
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 Result = dict[str, Any]
 
@@ -34,15 +48,32 @@ def reproductions(families: str) -> str:
 
 
 def overview() -> str:
-    """Verdicts of all tables, with links to their sections."""
+    """Number of tables by source and verdict, then all tables by verdict, with links to their sections."""
     tables = all_tables()
     counts = Counter(verdict_on(table.name) for table in tables)
+    by_source = Counter((table.name.partition("/")[0], verdict_on(table.name)) for table in tables)
+    head = f"| source | {' | '.join(VERDICTS)} |\n|---{'|---' * len(VERDICTS)}|\n"
+    sources = [
+        f"| {source} | {' | '.join(str(by_source[family, verdict]) for verdict in VERDICTS)} |\n"
+        for family, source in SOURCES.items()
+    ]
     lines = ["| verdict | number | tables |", "|---|---|---|"]
     for verdict in VERDICTS:
         named = [f"[{t.name}](#{anchor(t.name)})" for t in tables if verdict_on(t.name) == verdict]
         if named:
             lines.append(f"| {verdict} | {counts[verdict]} | {', '.join(named)} |")
-    return "\n".join(lines) + "\n"
+    return head + "".join(sources) + "\n" + "\n".join(lines) + "\n"
+
+
+def in_one_line() -> str:
+    """Number of published tables by verdict, for the README."""
+    counts = Counter(verdict_on(table.name) for table in all_tables())
+    full, reduced, against, absent, without = (counts[verdict] for verdict in VERDICTS)
+    return (
+        f"Of {sum(counts.values()) - without} published tables with a claim, {full} are reproduced at full scale, {reduced} "
+        f"in direction at reduced scale, {against} are undecided or contradicted, and {absent} need more compute or data "
+        "than were at hand: [all verdicts](docs/reproductions.md).\n"
+    )
 
 
 def anchor(name: str) -> str:

@@ -173,7 +173,7 @@ def _losses(records: list[RoundRecord]) -> tuple[str, list[tuple[int, float]]]:
 
 STANDARD = {
     *("round", "participants", "dropped", "quarantined", "unscored_clients", "seconds", "transmissions", "exchanges"),
-    *("scalars_down", "scalars_up", "bytes_down", "bytes_up"),
+    *("scalars_down", "scalars_up", "bytes_down", "bytes_up", "gpu_peak_mb"),
     *("unavailable", "dropped_out", "late", "simulated_round_seconds", "simulated_seconds"),
     *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),
     *("efficiency_points", "efficiency_reached"),

@@ -11,6 +11,7 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.autotune import Measurement, Workload, tune_plan
 from hedgerow.platform.runtime.process import CONTEXT, init_process, memory_fraction
 from hedgerow.platform.runtime.shards import ExecutionPlan
+from hedgerow.platform.tracking.summary import reported
 
 DATA = blobs()
 
@@ -67,6 +68,8 @@ def test_the_peak_is_a_metric_of_the_rounds_and_without_a_gpu_there_is_none():
     stamped.executor.transport = OnGpu(stamped.executor.transport)
     without, having = next(calm), next(stamped)
     assert "gpu_peak_mb" not in without
+    # It is no result of the algorithm, which tables and curves would show.
+    assert reported([having]) == reported([without])
     assert having.pop("gpu_peak_mb") == 123.0
     assert having.keys() == without.keys()
 
