@@ -70,9 +70,9 @@ def in_one_line() -> str:
     counts = Counter(verdict_on(table.name) for table in all_tables())
     full, reduced, against, absent, without = (counts[verdict] for verdict in VERDICTS)
     return (
-        f"Of {sum(counts.values()) - without} published tables with a claim, {full} are reproduced at full scale, {reduced} "
-        f"in direction at reduced scale, {against} are undecided or contradicted, and {absent} need more compute or data "
-        "than were at hand: [all verdicts](docs/reproductions.md).\n"
+        f"Of {sum(counts.values()) - without} published tables with a claim, {full} are reproduced at full scale, "
+        f"{reduced} in direction at reduced scale, {against} are undecided or contradicted, and {absent} need more "
+        "compute or data than were at hand: [all verdicts](docs/reproductions.md).\n"
     )
 
 

@@ -96,7 +96,17 @@ def test_the_page_has_every_table_and_names_the_rows_that_were_not_run(pages):
 def test_the_page_has_no_empty_cell(family, pages):
     lines = [line for line in pages.reproductions(family).splitlines() if line.strip().startswith("|")]
     assert [line for line in lines if any(not cell.strip() for cell in line.strip()[1:-1].split("|"))] == []
-    assert all(line.count("|") == 4 for line in pages.reproductions("").splitlines())
+
+
+def test_the_overview_counts_every_table_by_source_and_by_verdict(pages):
+    by_source, by_verdict = (part.splitlines() for part in pages.reproductions("").split("\n\n"))
+    numbers = [[int(cell) for cell in line.strip("|").split("|")[1:]] for line in by_source[2:]]
+    tables = [table.name for table in all_tables()]
+    held = sum(verdict_on(name) == "reproduced" for name in tables)
+    assert sum(map(sum, numbers)) == len(tables)
+    assert sum(row[0] for row in numbers) == held
+    assert all(line.count("|") == 4 for line in by_verdict)
+    assert f"| reproduced | {held} |" in by_verdict[2]
 
 
 @pytest.mark.exhaustive("grid")
