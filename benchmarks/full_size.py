@@ -1,12 +1,13 @@
-"""Lines of published tables at full size, on a machine that is at hand for minutes, such as one with a GPU.
+"""Lines of published tables at full size, on a machine that is lent for some minutes, such as one with a GPU.
 
     python benchmarks/full_size.py LINE ... --output FOLDER [--data-root FOLDER] [--device cuda] [--minutes 9]
                                    [--seeds 0 1 2] [--set KEY=VALUE ...]
 
 LINE is a name of `hedgerow table`, such as feddyn/T2.3/cifar10-iid. Every method of every line and seed is a process of
 its own, and all run side by side. Each line and seed has a run folder with curves, like those of `hedgerow table`, and
-`hedgerow table LINE --report --output FOLDER/SEED` prints its table. When the minutes are over, each method saves its
-state and what is left is printed; the same command continues from there. No Ray is started, and MLflow is not used.
+`hedgerow table LINE --report --output FOLDER/SEED` prints its table. After --minutes each method saves its state, and
+the status of each is printed; the same command continues from there. --seeds 0 is the line's own seed. Neither Ray nor
+MLflow is used.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
@@ -30,20 +32,21 @@ from hedgerow.searchspaces.results.trials import expert_folder
 ALWAYS = ("resources.executor=inline", "tracking.enabled=false")
 """Changes that affect no number of a result."""
 
-CLOSING = 15
-"""Seconds before the end in which the last round ends and is saved."""
+CLOSING_SECONDS = 15
+"""Time before the end in which the last round ends and is saved."""
 
 Line = tuple[str, int]
 """Name of a line, and its seed."""
 
 
 def search_of(line: Line, changes: Sequence[str], output: Path) -> RowSearch:
-    """The methods of a line with a seed."""
+    """The methods of a line with a seed. Raises UserError for a name that is not that of one line, or of a stream."""
     name, seed = line
-    table, (row,) = find_rows(name)
-    (search,) = row_searches(
-        table, row, [*changes, *([f"seed={seed}"] if seed else [])], output=str(output / str(seed))
-    )
+    table, rows = find_rows(name)
+    if len(rows) != 1 or rows[0].is_stream:
+        raise UserError(f"{name}: name one line of fixed data, as `hedgerow table` lists them")
+    other = [f"seed={seed}"] if seed else []
+    (search,) = row_searches(table, rows[0], [*changes, *other], output=str(output / str(seed)))
     return search
 
 
@@ -54,18 +57,22 @@ def folder_of(search: RowSearch) -> RunFolder:
 
 
 def start(search: RowSearch, data_root: Path | None) -> None:
-    """Create the run folders of a line and of its methods, unless they exist."""
-    folder = folder_of(search)
-    if folder.exists:
-        return
-    spec = search.search
-    with new_run(spec.experiment, data_root, spec.dump(), name=folder.name):
-        folder.update(kind="search", table=search.note)
-        for number, overrides in enumerate(spec.configurations):
-            trial = expert_folder(folder.path, number)
-            trial.path.mkdir(parents=True)
-            trial.experiment.write_text(dump_experiment(spec.trial(overrides)))
+    """Create the run folders of a line and of its methods, unless they exist.
+
+    Raises UserError if they exist with other settings.
+    """
+    folder, spec = folder_of(search), search.search
+    if not folder.exists:
+        with new_run(spec.experiment, data_root, spec.dump(), name=folder.name):
+            folder.update(kind="search", table=search.note)
+    for number, overrides in enumerate(spec.configurations):
+        trial, file = expert_folder(folder.path, number), dump_experiment(spec.trial(overrides))
+        if not trial.exists:
+            trial.path.mkdir(parents=True, exist_ok=True)
+            trial.experiment.write_text(file)
             trial.update(name=trial.name, status="interrupted", created=now(), overrides=overrides)
+        elif trial.experiment.read_text() != file:
+            raise UserError(f"{trial} was started with other settings; repeat them, or choose another --output")
 
 
 def train(search: RowSearch, number: int, data_root: Path | None, until: float) -> None:
@@ -100,7 +107,7 @@ def main() -> None:
         (search,) = searches.values()
         train(search, arguments.method, arguments.data_root, arguments.until)
         return
-    until = time.time() + 60 * arguments.minutes - CLOSING
+    until = time.time() + 60 * arguments.minutes - CLOSING_SECONDS
     processes = {}
     for line, search in searches.items():
         # Converts the data set once for all processes.
@@ -115,6 +122,8 @@ def main() -> None:
             process = subprocess.Popen([*command, "--method", str(number)], env=environment)
             processes[line, number, heading] = process
     failed = [key for key, process in processes.items() if process.wait()]
+    for line, number, _ in failed:
+        expert_folder(folder_of(searches[line]).path, number).update(status="failed", finished=now())
     for line, search in searches.items():
         folder = folder_of(search)
         ends = [RunFolder(path).record()["status"] for path in sorted(folder.path.glob("experts/*"))]
@@ -130,4 +139,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"full_size.py: {error}")

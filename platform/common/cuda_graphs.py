@@ -34,17 +34,23 @@ class CapturedCalls:
     def __init__(self) -> None:
         self._graphs: OrderedDict[Hashable, tuple[Hashable, _Graph | None]] = OrderedDict()
         self._stream: Any = None
+        self.plain: set[Hashable] = set()
+        """Steps that cannot run with tensors in place of floats."""
 
     def __len__(self) -> int:
         """Number of graphs."""
         return sum(graph is not None for _, graph in self._graphs.values())
 
-    def of(self, name: Hashable, settings: Hashable, shared: Tree) -> Callable[[Function, Tree, Hashable], Any]:
+    def of(
+        self, name: Hashable, settings: Hashable, shared: Tree, further: Tree
+    ) -> Callable[[Function, Tree, Hashable], Any]:
         """Caller of a function, as (function, its own inputs, what else determines its kernels) -> results.
 
-        settings: a graph with others is replaced. shared: inputs that all calls have in common.
+        settings: a graph with others is replaced. shared, further: inputs that all calls have in common; which further
+        ones there are belongs to the settings.
         """
         shape, copied = _shapes(shared), set[int]()
+        settings, shared = (settings, _shapes(further)), {**shared, **further}
 
         def call(function: Function, own: Tree, kind: Hashable) -> Any:
             key = name, kind, shape, _shapes(own)

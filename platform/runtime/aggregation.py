@@ -16,6 +16,9 @@ from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 WIDENED, WIDENED_GPU = 2**16, 2**24
 """Number of values that are converted to float64 at a time: half a megabyte, and 128 MB on a GPU."""
 
+HELD_BACK = 2**22
+"""Number of values of updates that are held back on a GPU for each variant, to be added at once: 16 MB."""
+
 
 def finite_clients(up: Tree, count: int) -> Tensor:
     """Mask (C,) of the clients of a chunk that sent only finite numbers, on the device of the update."""
@@ -34,16 +37,19 @@ TOGETHER = 4
 """Number of clients whose updates are added at once in a loop: the sums, in float64, are then read and written once."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FlatSum:
     """Weighted sum of updates on a GPU: one vector in float64, since each operation on a leaf would be a launch.
 
-    Rows wait until there are many of them, so that small models need few launches; `add_waiting` adds the last ones.
+    Rows are held back until there are many of them, so that small models need few launches; `settle` adds the last.
     """
 
     shapes: Tree
     vector: Tensor
-    waiting: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    held: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """Rows, their weights, and which of them are finite."""
+    numbers: int = 0
+    """Number of values in the rows that are held back."""
 
     @classmethod
     def zero(cls, up: Tree) -> "FlatSum":
@@ -58,17 +64,20 @@ class FlatSum:
         # In float32, large integers would be rounded.
         rows = _flat([leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves(up)])
         finite = rows.sum(1).isfinite()
-        self.waiting.append((rows, weights, finite))
-        if sum(some.numel() for some, *_ in self.waiting) >= WIDENED_GPU:
-            self.add_waiting()
+        self.held.append((rows, weights, finite))
+        self.numbers += rows.numel()
+        if self.numbers >= HELD_BACK:
+            self.settle()
         return finite
 
-    def add_waiting(self) -> None:
-        """Add the rows that wait."""
-        if not self.waiting:
+    def settle(self) -> None:
+        """Add the rows that are held back."""
+        if not self.held:
             return
-        rows, weights, finite = (torch.cat(parts) for parts in zip(*self.waiting, strict=True))
-        self.waiting.clear()
+        parts: Any = self.held[0] if len(self.held) == 1 else map(torch.cat, zip(*self.held, strict=True))
+        rows, weights, finite = parts
+        self.held.clear()
+        self.numbers = 0
         weights, finite = torch.where(finite, weights, 0.0), finite[:, None]
         size = max(1, WIDENED_GPU // len(rows))
         for piece, some in zip(self.vector.split(size), rows.split(size, dim=1), strict=True):
@@ -128,10 +137,10 @@ class PartialAggregate:
     """Updates of single clients with their weights, which are added several at a time."""
 
     def add(self, up: Tree, weights: Tensor, metrics: dict[str, Tensor] | None = None) -> Tensor:
-        """Add a chunk of C clients: leaves (C, ...), weights (C,) float64, and each metric (C,); returns which of them
-        sent only finite numbers, (C,).
+        """Add a chunk of C clients; returns which of them sent only finite numbers, (C,).
 
-        All are on the device of the clients. On a GPU, only `stack` waits for them.
+        up: leaves (C, ...). weights: (C,) float64. metrics: each (C,). All are on the device of the clients. On a GPU,
+        only `stack` waits for them.
 
         Clients that diverged are removed before the weighting: a zero weight is not enough, since 0 * NaN is NaN.
         """
@@ -205,13 +214,13 @@ class PartialAggregate:
         self._add_waiting()
         total, delta = self.total, None if self.client_model_delta is None else to_host(self.client_model_delta)
         if isinstance(total, FlatSum):
-            total.add_waiting()
+            total.settle()
             total = total if keeps_total else total.tree(_to_numpy(total.vector))
         elif total is not None:
             total = to_host(total)
         metrics = [metrics for _, _, metrics in self._chunks]
-        finite = gathered([mask for mask, _, _ in self._chunks])
-        weights = gathered([some for _, some, _ in self._chunks])
+        finite = to_cpu([mask for mask, _, _ in self._chunks])
+        weights = to_cpu([some for _, some, _ in self._chunks])
         return replace(
             self,
             total=total,
@@ -294,8 +303,8 @@ def _finite_rows(tree: Tree, finite: Tensor) -> Tree:
     return tree_map(lambda leaf: leaf[finite.to(leaf.device)], tree)
 
 
-def gathered(parts: list[Tensor]) -> Sequence[Tensor]:
-    """Copies of vectors on the CPU, in one transfer from a GPU."""
+def to_cpu(parts: list[Tensor]) -> Sequence[Tensor]:
+    """Copies of vectors of one device on the CPU, in one transfer."""
     return torch.cat(parts).cpu().split([len(part) for part in parts]) if parts else ()
 
 

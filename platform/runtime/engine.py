@@ -20,8 +20,7 @@ from hedgerow.algorithms.core.pytree import Tree, stack, tree_map
 from hedgerow.algorithms.core.torch_private import allow_recompilations
 from hedgerow.algorithms.optim.batched_functions import batched_attention
 from hedgerow.algorithms.optim.gradient import direct_gradients
-from hedgerow.platform.common.cuda_graphs import CapturedCalls, CaptureFailed
-from hedgerow.platform.common.errors import first_line
+from hedgerow.platform.common.cuda_graphs import CapturedCalls
 from hedgerow.platform.common.memory import is_out_of_memory
 from hedgerow.platform.data.partition import Slices
 from hedgerow.platform.data.sampling import client_keys, draw_batches, draw_pooled_batches, view_keys
@@ -198,7 +197,7 @@ def run_clients(
     seed: int,
     captured: CapturedCalls,
     precision: Precision = "float32",
-    moving: Sequence[Mapping[str, float]] = (),
+    scheduled: Sequence[Mapping[str, float]] = (),
 ) -> Iterator[tuple[slice, list[Answers]]]:
     """Run a client step for every client of a shard, chunk by chunk; yields the positions and, for each variant, the
     answers of each chunk.
@@ -209,14 +208,13 @@ def run_clients(
     last one is padded with copies of its last client, whose answers are dropped.
 
     hypers, broadcasts: one per variant. per_client: leaves (E, clients of the shard, ...). states: maps positions of
-    clients in the shard to leaves (clients, ...) of each variant. captured: graphs of steps that run as one. moving:
-    for each variant, floats that differ from those of round 1, by path: a graph reads them as tensors.
+    clients in the shard to leaves (clients, ...) of each variant. captured: graphs of steps that run as one.
+    scheduled: for each variant, floats that differ from those of round 1, by path: a graph reads them as tensors.
     """
     plan, n, key = shard.plan, len(shard.clients), (seed, shard.round, shard.position)
     # A plan of a GPU may continue on the CPU, with the same calls.
     is_captured = plan.mode == "graph" and samples.x.is_cuda
-    moving = moving if is_captured and moving else [{} for _ in hypers]
-    run = one = _run_one(step, hypers, broadcasts, samples, captured if is_captured else None, moving)
+    run = one = _run_one(step, hypers, broadcasts, samples, captured if is_captured else None, scheduled)
     if plan.mode == "vmap":
         run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
     alone = None if plan.mode == "vmap" else samples.each(shard.batches, key, shard.clients, shard.keyed)
@@ -266,19 +264,25 @@ def _run_one(
     broadcasts: list[Tree],
     samples: Samples,
     captured: CapturedCalls | None,
-    moving: Sequence[Mapping[str, float]],
+    scheduled: Sequence[Mapping[str, float]],
 ) -> Run:
-    """captured: graphs of steps that run as one; None: kernel by kernel. moving: see `run_clients`."""
+    """captured: graphs of steps that run as one; None: kernel by kernel. scheduled: see `run_clients`."""
     device = samples.x.device
+    inputs_of = [{"down": down, "floats": dict[str, Tensor]()} for down in broadcasts]
     calls: list[Any] = [None for _ in hypers]
-    shared = [{"down": down, "floats": dict[str, Tensor]()} for down in broadcasts]
+
+    def prepare(variant: int, captured: CapturedCalls, floats: Mapping[str, float]) -> None:
+        """Have a variant's graph read some floats as tensors."""
+        # In double precision, like the numbers of Python; filling memory waits for nothing.
+        tensors = {path: torch.full((), x, dtype=torch.float64, device=device) for path, x in floats.items()}
+        inputs_of[variant]["floats"] = tensors
+        settings = repr(hypers[variant].with_floats(dict.fromkeys(floats)).model_dump(warnings=False))
+        name, down = (step, id(samples), variant), inputs_of[variant]["down"]
+        calls[variant] = captured.of(name, settings, {"down": down}, {"floats": tensors})
+
     if captured is not None:
-        for variant, (hp, floats) in enumerate(zip(hypers, moving, strict=True)):
-            # In double precision, like the numbers of Python; filling memory waits for nothing.
-            numbers = {path: torch.full((), x, dtype=torch.float64, device=device) for path, x in floats.items()}
-            shared[variant]["floats"] = numbers
-            settings = repr(hp.with_floats(dict.fromkeys(floats)).model_dump(warnings=False))
-            calls[variant] = captured.of((step, id(samples), variant), settings, shared[variant])
+        for variant, floats in enumerate(scheduled or [{} for _ in hypers]):
+            prepare(variant, captured, {} if step in captured.plain else floats)
 
     def run(extra: Tree, states: list[Tree], streams: Any, keys: Tree) -> Any:
         streams, keys = (_each(tree, lambda leaf: leaf[0]) for tree in (streams, keys))
@@ -287,7 +291,7 @@ def _run_one(
         mine = {"rows": rows, "keys": keys} | ({} if own is None else {"key": own.to(device, non_blocking=True)})
         kind = tuple((name, mask.numpy().tobytes()) for name, mask in masks.items()) if captured is not None else None
         answers = []
-        for variant, (hp, common, call, state) in enumerate(zip(hypers, shared, calls, states, strict=True)):
+        for variant, (hp, state) in enumerate(zip(hypers, states, strict=True)):
 
             def answer(shared: Tree, mine: Tree, hp: Any = hp) -> Answers:
                 hp, down = hp.with_floats(shared["floats"]), shared["down"]
@@ -296,20 +300,29 @@ def _run_one(
                     samples.x, samples.y, samples.prepare, streams, False, mine["keys"], samples.augment,
                     samples.plain, mine.get("key"),
                 )  # fmt: skip
-                return _answer(step(hp, {**down, **mine["message"]}, mine["state"], data))
+                result = _answer(step(hp, {**down, **mine["message"]}, mine["state"], data))
+                if not shared["floats"]:
+                    return result
+                update, state, metrics, model = (tree_map(_single, tree) for tree in result)
+                return update, state, metrics, model
 
             message = tree_map(lambda leaf, v=variant: leaf[v, 0], extra)
             inputs = {**mine, "message": message, "state": tree_map(lambda leaf: leaf[0], state)}
             with _seeded(own, device):
-                if call is None:
-                    answers.append(answer(common, inputs))
+                if captured is None:
+                    answers.append(answer(inputs_of[variant], inputs))
                     continue
                 try:
-                    update, *rest = call(answer, inputs, kind)
+                    update, *rest = calls[variant](answer, inputs, kind)
                 except Exception as error:
-                    if isinstance(error, CaptureFailed) or is_out_of_memory(error) or not common["floats"]:
+                    if is_out_of_memory(error) or not inputs_of[variant]["floats"]:
                         raise
-                    raise CaptureFailed(f"with scheduled floats as tensors: {first_line(error)}") from error
+                    # The step needs numbers, such as one with an optimiser of PyTorch: it is captured again in each
+                    # round. A capture that fails spoils the memory of the others.
+                    captured.clear()
+                    captured.plain.add(step)
+                    prepare(variant, captured, {})
+                    update, *rest = calls[variant](answer, inputs, kind)
             if len(hypers) > 1:
                 update = tree_map(torch.clone, update)
             # The update of a single variant is added up before the next call; all else is read after it.
@@ -317,6 +330,11 @@ def _run_one(
         return [tuple(tree_map(lambda leaf: leaf[None], tree) for tree in one) for one in answers]
 
     return run
+
+
+def _single(leaf: Tensor) -> Tensor:
+    """A number that arithmetic with a float in double precision has widened, in single precision again."""
+    return leaf.float() if leaf.dtype == torch.float64 and not leaf.dim() else leaf
 
 
 def _run_batched(step: ClientStep, hypers: list[Any], broadcasts: list[Tree], samples: Samples, compiled: bool) -> Run:

@@ -24,7 +24,7 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import SPLITS, Slices
 from hedgerow.platform.models.vmap_check import compare_constants
-from hedgerow.platform.runtime.aggregation import PartialAggregate, gathered
+from hedgerow.platform.runtime.aggregation import PartialAggregate, to_cpu
 from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
@@ -32,7 +32,8 @@ from hedgerow.platform.runtime.shards import PlanFailed, Site, WorkShard, step_n
 from hedgerow.platform.runtime.state_store import StateLayout
 
 PREPARED, PREPARED_GPU = 2**26, 2**30
-"""A training set of at most this many bytes is normalised once in each worker; a larger one batch by batch."""
+"""A training set of at most this many bytes in float32, on the CPU and on a GPU, is normalised once in each worker; a
+larger one batch by batch. On a GPU it takes at most a sixteenth of the worker's share of the memory."""
 
 IN_TURN = 4
 """Clients of a measurement that run one after the other on a GPU."""
@@ -134,7 +135,10 @@ class Worker:
         self.algorithms = algorithms
         self.seed = seed
         self.layouts = [StateLayout(initial_state(algorithm, track_models)) for algorithm in algorithms]
-        prepared = PREPARED if self.device.type == "cpu" else PREPARED_GPU
+        prepared = PREPARED
+        if self.device.type != "cpu":
+            share = min(resources.gpu, 1.0) * torch.cuda.get_device_properties(self.device).total_memory
+            prepared = min(PREPARED_GPU, int(share / 16))
         self.samples = samples_of_places(dataset, partition, task, self._load, prepared)
         # Memory that earlier workers held in the same process does not count.
         reset_peak(self.device)
@@ -219,7 +223,7 @@ class Worker:
             seed=self.seed,
             captured=self.captured,
             precision=self.precision,
-            moving=() if self.device.type == "cpu" else [self._moving(shard) for shard in shards],
+            scheduled=() if self.device.type == "cpu" else [self._scheduled(shard) for shard in shards],
         )
         weights_of, waiting, held = [self._load(shard.weights) for shard in shards], list[Any](), 0
         for rows, answers in chunks:
@@ -241,7 +245,7 @@ class Worker:
                 held = 0
         self._keep_all(waiting)
 
-    def _moving(self, shard: WorkShard) -> dict[str, float]:
+    def _scheduled(self, shard: WorkShard) -> dict[str, float]:
         """Floats of the hyperparameters that a schedule has changed since round 1, by path."""
         hyper = self.algorithms[shard.variant].hyper
         first = hyper.at(1).floats()
@@ -261,7 +265,7 @@ class Worker:
     def _keep_all(self, waiting: list[Any]) -> None:
         """Keep the new states of some chunks of clients. Those of a shard are written together."""
         new: dict[int, list[tuple[WorkShard, np.ndarray, Tree]]] = {}
-        masks = gathered([finite for *_, finite, _ in waiting])
+        masks = to_cpu([finite for *_, finite, _ in waiting])
         for (shard, positions, state, model, _, part), finite in zip(waiting, masks, strict=True):
             kept, lasting = self._keep(shard, positions, state, model, finite, part)
             if shard.rows is not None and len(kept):

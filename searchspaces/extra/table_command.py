@@ -19,6 +19,7 @@ from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, Tab
 from hedgerow.searchspaces.extra.table_result import RowResult, read_result
 from hedgerow.searchspaces.extra.table_search import RowSearch, row_searches
 from hedgerow.searchspaces.extra.verdicts import verdict_on
+from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.tune.search_command import search_or_resume
 from hedgerow.searchspaces.tune.search_runner import Data, check_search
 
@@ -120,7 +121,7 @@ def run_table(
 
 
 def report_table(name: str, output: Path) -> CommandOutput:
-    """Report a table from the last run of each of its lines under `output` that is not running. Raises UserError."""
+    """Report a table from the last finished or else interrupted run of each of its lines. Raises UserError."""
     table, rows = find_rows(name)
     runs = []
     for file in output.glob("*/run.json"):
@@ -129,9 +130,9 @@ def report_table(name: str, output: Path) -> CommandOutput:
         except UserError as error:
             print_warning(f"{error}; the run is skipped")
             continue
-        if record.get("table") and record["status"] in ("finished", "interrupted"):
-            runs.append((record["created"], record["table"]["line"], RunFolder(file.parent)))
-    latest = {line: folder for _, line, folder in sorted(runs, key=lambda run: run[:2])}
+        if record.get("table") and (search := FinishedSearch.read(RunFolder(file.parent))).is_presentable:
+            runs.append((record["status"] == "finished", record["created"], record["table"]["line"], search.folder))
+    latest = {line: folder for *_, line, folder in sorted(runs, key=lambda run: run[:2])}
     results = []
     for row in rows:
         full = f"{table.name}/{row.name}"

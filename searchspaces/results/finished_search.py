@@ -132,6 +132,14 @@ class FinishedSearch:
         return self.folder.record()["status"]
 
     @property
+    def is_presentable(self) -> bool:
+        """Whether a table may show it: it is finished or, on fixed data, was interrupted after a round. Scores on a
+        stream need all of its tasks.
+        """
+        stopped = self.status == "interrupted" and not self.spec.experiment.is_stream
+        return self.status == "finished" or (stopped and any(trial.records for trial in self.trials))
+
+    @property
     def winner(self) -> Trial | None:
         """Same as `best`; None if there is none."""
         search = self.spec.search

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.algorithms.core.pytree import flatten, tree_map
+from hedgerow.platform.runtime import aggregation
 from hedgerow.platform.runtime.aggregation import (
     WIDENED,
+    FlatSum,
     PartialAggregate,
     combine,
     pairwise,
     sum_trees,
+    to_cpu,
     to_host,
 )
 
@@ -112,3 +115,30 @@ def test_leaves_that_travel_together_are_those_that_travel_alone():
     assert all(np.array_equal(one[key], other[key]) and one[key].shape == other[key].shape for key in one)
     mixed = {"a": torch.ones(2), "n": torch.ones(2, dtype=torch.int64)}
     assert to_host(mixed, at_once=True)["n"].dtype == np.int64
+
+
+def test_rows_that_are_held_back_come_to_the_weighted_sum_of_those_that_are_finite(monkeypatch):
+    """As on a GPU: entries of one row, of several, of integers, and more than are held back."""
+    monkeypatch.setattr(aggregation, "HELD_BACK", 40)
+    generator = torch.Generator().manual_seed(0)
+    up = {"w": torch.randn(CLIENTS, 2, 3, generator=generator), "n": torch.arange(CLIENTS) + 2**25, "b": {}}
+    up["b"] = {"none": torch.zeros(CLIENTS, 0), "scalar": torch.randn(CLIENTS, generator=generator)}
+    up["w"][3, 1, 1] = float("nan")
+    total, most = FlatSum.zero(up), 0
+    for rows in (slice(0, 1), slice(1, 4), slice(4, 5), slice(5, 7)):
+        some = tree_map(lambda leaf, rows=rows: leaf[rows], up)
+        assert total.add(some, WEIGHTS[rows]).tolist() == [i != 3 for i in range(rows.start, rows.stop)]
+        most = max(most, len(total.held))
+    assert most == 2
+    total.settle()
+    assert total.held == []
+    found, finite = total.tree(total.vector), [0, 1, 2, 4, 5, 6]
+    for path, leaf in flatten(up).items():
+        expected = np.tensordot(WEIGHTS[finite].numpy(), leaf[finite].double().numpy(), 1)
+        np.testing.assert_allclose(flatten(found)[path].numpy(), expected, rtol=1e-14, atol=1e-12)
+
+
+def test_vectors_that_travel_together_arrive_as_they_were():
+    parts = [torch.tensor([1.0]), torch.zeros(0), torch.tensor([2.0, 3.0])]
+    assert [part.tolist() for part in to_cpu(parts)] == [[1.0], [], [2.0, 3.0]]
+    assert to_cpu([]) == ()
