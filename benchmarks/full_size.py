@@ -20,6 +20,8 @@ from pathlib import Path
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
+from hedgerow.platform.config.resources import Resources
+from hedgerow.platform.runs.compute_choice import choose_device
 from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run, now
@@ -100,7 +102,8 @@ def main() -> None:
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--method", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    changes = [*arguments.changes, *ALWAYS, f"resources.device={arguments.device}"]
+    device = choose_device(Resources(executor="inline", device=arguments.device), None)
+    changes = [*arguments.changes, *ALWAYS, f"resources.device={device}"]
     lines = [(name, seed) for name in arguments.lines for seed in arguments.seeds]
     searches = {line: search_of(line, changes, arguments.output) for line in lines}
     if arguments.method is not None:
@@ -114,7 +117,7 @@ def main() -> None:
         check(search.search.experiment, arguments.data_root)
         start(search, arguments.data_root)
         command = [sys.executable, *sys.argv[:1], line[0], "--seeds", str(line[1]), "--output", str(arguments.output)]
-        command += ["--device", arguments.device, "--until", str(until)]
+        command += ["--device", device, "--until", str(until)]
         command += ["--data-root", str(arguments.data_root)] if arguments.data_root else []
         command += [word for change in arguments.changes for word in ("--set", change)]
         for number, heading in enumerate(search.headings):
@@ -142,4 +145,5 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        sys.exit(f"full_size.py: {error}")
+        print(f"full_size.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -19,6 +19,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -206,6 +207,9 @@ def main() -> None:
             "memory": lambda: memory(Path(scratch)),
         }
         for part in arguments.only:
+            if part == "peers" and not find_spec("pfl"):
+                print("gpu.py: peers are skipped: pfl is not installed, see contenders/pfl.txt", file=sys.stderr)
+                continue
             results[part] = work[part]() | {"conditions": conditions(), "card": torch.cuda.get_device_name()}
             file.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(results, indent=2))

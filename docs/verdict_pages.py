@@ -10,7 +10,7 @@ from typing import Any
 from settings_pages import indented
 
 from hedgerow.platform.runs.statistics import paired
-from hedgerow.searchspaces.extra.table_file import PublishedTable, all_tables
+from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, all_tables
 from hedgerow.searchspaces.extra.verdicts import NOT_RUN, verdict_on, verdicts
 
 VERDICTS = (
@@ -20,20 +20,6 @@ VERDICTS = (
     NOT_RUN,
     "no published claim",
 )
-SOURCES = {
-    "feddyn": "FedDyn",
-    "pfl": "personalised FL",
-    "fedhen": "FedHeN",
-    "side": "side losses",
-    "fedbio": "FedBiO",
-    "comm_fedbio": "Comm-FedBiO",
-    "fedsep": "FedSep",
-    "moml": "MOML",
-    "disk": "DiSK",
-    "referee": "other frameworks",
-    "slots": "this project",
-}
-"""Families of tables, and the sources that they are from."""
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 Result = dict[str, Any]
 
@@ -48,21 +34,20 @@ def reproductions(families: str) -> str:
 
 
 def overview() -> str:
-    """Number of tables by source and verdict, then all tables by verdict, with links to their sections."""
+    """Number of tables by family and verdict, then all tables by verdict, with links to their sections."""
     tables = all_tables()
     counts = Counter(verdict_on(table.name) for table in tables)
-    by_source = Counter((table.name.partition("/")[0], verdict_on(table.name)) for table in tables)
-    head = f"| source | {' | '.join(VERDICTS)} |\n|---{'|---' * len(VERDICTS)}|\n"
-    sources = [
-        f"| {source} | {' | '.join(str(by_source[family, verdict]) for verdict in VERDICTS)} |\n"
-        for family, source in SOURCES.items()
+    by_family = Counter((table.name.partition("/")[0], verdict_on(table.name)) for table in tables)
+    head = f"| family | {' | '.join(VERDICTS)} |\n|---{'|---' * len(VERDICTS)}|\n"
+    numbers = [
+        f"| {family} | {' | '.join(str(by_family[family, verdict]) for verdict in VERDICTS)} |\n" for family in FAMILIES
     ]
     lines = ["| verdict | number | tables |", "|---|---|---|"]
     for verdict in VERDICTS:
         named = [f"[{t.name}](#{anchor(t.name)})" for t in tables if verdict_on(t.name) == verdict]
         if named:
             lines.append(f"| {verdict} | {counts[verdict]} | {', '.join(named)} |")
-    return head + "".join(sources) + "\n" + "\n".join(lines) + "\n"
+    return head + "".join(numbers) + "\n" + "\n".join(lines) + "\n"
 
 
 def in_one_line() -> str:

@@ -159,8 +159,9 @@ class SweepResult(_Result):
         sources = {cost["heading"]: taken.get(str(int(cost["trial"]))) for cost in costs}
         notes += [f"{title}: {c['heading']}: {c['configuration']}" for c in costs if c["configuration"]]
         notes += [f"{title}: {heading}: trained once, in {run}" for heading, run in sources.items() if run]
-        ended = [cost for cost in costs if cost["status"] != "finished"]
-        notes += [f"{title}: {cost['heading']}: ended before its last round ({cost['status']})" for cost in ended]
+        for cost in (cost for cost in costs if cost["status"] != "finished"):
+            was = "was " * (cost["status"] == "interrupted")
+            notes.append(f"{title}: {cost['heading']}: the run {was}{cost['status']} before its end")
         return notes + [
             f"{MARK} {title}, {c['heading']}: {dropped_warning(c['dropped'])}" for c in costs if c["dropped"]
         ]

@@ -211,12 +211,12 @@ class Silent:
 
 
 def test_a_worker_that_does_not_answer_is_replaced_and_reported(tmp_path):
-    chosen = experiment("scaffold", resources={"executor": "inline", "timeout": 1.0})
+    chosen = experiment("scaffold", resources={"executor": "inline", "timeout": 0.3})
     calm = outcome(coordinator(chosen, tmp_path / "calm", workers=2))
     run = coordinator(chosen, tmp_path / "run", workers=2)
     run.executor.transport = Silent(run.executor.transport)
     assert outcome(run) == calm
-    assert run.notices == ["worker 1 did not answer for 1 s (resources.timeout) and was replaced"]
+    assert run.notices == ["worker 1 did not answer for 0.3 s (resources.timeout) and was replaced"]
 
 
 def test_clients_are_dealt_by_size_alone():
