@@ -47,8 +47,8 @@ ALWAYS = ("resources.executor=inline", "tracking.enabled=false", "checkpoints.ev
 class ReproductionLine:
     """A comparison of methods on a row of a table.
 
-    sets: changes to the row. methods: heading -> further changes for this method; a heading that the row does not have
-    takes the row's first method. score: see `score_of`. claims: pairs (better, worse); an empty `worse` stands for 0.
+    sets: changes to the row. methods: heading -> further changes for this method. "METHOD: TEXT" is a method of the row
+    with changes; any other heading that the row does not have is its first method with changes. score: see `score_of`. claims: pairs (better, worse); an empty `worse` stands for 0.
     compared: further pairs, about which the source claims nothing or no difference. more: whether larger scores are
     better. seeded: keys that are set to the seed. note: what differs from the source.
     """
@@ -132,7 +132,11 @@ LINES = [ReproductionLine(name, **entry) for name, entry in yaml.safe_load(FILE.
 def experiment_of(line: ReproductionLine, heading: str, seed: int, output: str) -> Experiment:
     """The experiment of one method with one seed."""
     table, (row,) = find_rows(line.row)
-    base = heading if heading in row.methods else next(iter(row.methods))
+    method = heading.partition(": ")[0]
+    first = next(iter(line.methods))
+    if method not in row.methods and heading != first and not line.methods[heading]:
+        raise ValueError(f"{line.name}: {line.row} has no method {heading}, and nothing is changed; name one of it")
+    base = method if method in row.methods else next(iter(row.methods))
     seeds = [f"{key}={seed}" for key in line.seeded]
     changes = [*line.sets, *line.methods[heading], *seeds, *ALWAYS]
     (plan,) = row_searches(table, row, changes, [base], output=output)
