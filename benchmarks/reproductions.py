@@ -48,9 +48,10 @@ class ReproductionLine:
     """A comparison of methods on a row of a table.
 
     sets: changes to the row. methods: heading -> further changes for this method. "METHOD: TEXT" is a method of the row
-    with changes; any other heading that the row does not have is its first method with changes. score: see `score_of`. claims: pairs (better, worse); an empty `worse` stands for 0.
-    compared: further pairs, about which the source claims nothing or no difference. more: whether larger scores are
-    better. seeded: keys that are set to the seed. note: what differs from the source.
+    with changes; any other heading that the row does not have is its first method with changes. score: see `score_of`.
+    claims: pairs (better, worse); an empty `worse` stands for 0. compared: further pairs, about which the source claims
+    nothing or no difference. more: whether larger scores are better. seeded: keys that are set to the seed. note: what
+    differs from the source.
     """
 
     name: str
