@@ -5,18 +5,24 @@ place.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hedgerow.algorithms.core.hyperparameters import enabled
-from hedgerow.algorithms.optim.in_place import accumulate_, add_, apart, is_plain, lerp_, mul_, norms, pull_
+from hedgerow.algorithms.optim.in_place import accumulate_, add_, apart, is_plain, lerp_, mul_, norms, plus, pull_
 
 Tensors = list[Tensor]
 Transformation = Callable[[Tensors, Tensors], Tensors]
-Step = Callable[[Tensors, Iterable[Tensor], Any], Tensors]
-"""(parameters, gradient, rate) -> parameters, which may be changed in place."""
+Update = Callable[[Tensors, Tensors, Any], Tensors]
+"""(parameters, direction, rate) -> parameters, which may be changed in place."""
+
+
+class Step(Protocol):
+    """One step. The parameters may be changed in place, unless they are `kept`: the result then has its own memory."""
+
+    def __call__(self, w: Tensors, gradient: Iterable[Tensor], rate: Any, kept: bool = False) -> Tensors: ...
 
 
 class Adam:
@@ -59,7 +65,7 @@ def descent(
     linear: Tensors | None,
     proximal: tuple[Any, Tensors] | None,
     momentum: Momentum,
-    update: Step | None = None,
+    update: Update | None = None,
 ) -> Step:
     """Step of `minimize` with its terms.
 
@@ -80,15 +86,15 @@ def descent(
         *(decay if optimizer == "adamw" else []),
     ]
 
-    def step(w: Tensors, gradient: Iterable[Tensor], rate: Any) -> Tensors:
+    def step(w: Tensors, gradient: Iterable[Tensor], rate: Any, kept: bool = False) -> Tensors:
         direction = apart(gradient) if chain or update else list(gradient)
         for transformation in chain:
             direction = transformation(direction, w)
         if update:
             return update(w, direction, rate)
         if centre is not None and is_direct:
-            w = lerp_(w, centre, rate * weight)
-        return add_(w, direction, -rate)
+            w, kept = lerp_([p.clone() for p in w] if kept else w, centre, rate * weight), False
+        return plus(w, direction, -rate) if kept else add_(w, direction, -rate)
 
     return step
 

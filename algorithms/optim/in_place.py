@@ -40,6 +40,13 @@ def add_(a: list[Tensor], b: Sequence[Tensor], scale: Any = 1.0) -> list[Tensor]
     return [_changed("add", x, y, alpha=scale) for x, y in zip(a, b, strict=True)]
 
 
+def plus(a: list[Tensor], b: Sequence[Tensor], scale: Any) -> list[Tensor]:
+    """a + scale * b of one client, in new memory. scale: a number or a 0-d tensor."""
+    if _is_on_gpu(scale):
+        return [torch.addcmul(x, y, scale, out=torch.empty_like(x)) for x, y in zip(a, b, strict=True)]
+    return [torch.add(x, y, alpha=scale, out=torch.empty_like(x)) for x, y in zip(a, b, strict=True)]
+
+
 def pull_(a: list[Tensor], b: Sequence[Tensor], c: Sequence[Tensor], scale: Any) -> list[Tensor]:
     """a + scale * (b - c)."""
     if is_plain():

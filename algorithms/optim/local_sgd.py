@@ -202,26 +202,31 @@ def _in_place(
     """Steps of one client, whose parameters change in place."""
     plain = needs_default_format(start.values())
     layout = torch.Tensor.contiguous if plain else channels_last
-    w = {name: layout(p.detach()).clone().requires_grad_() for name, p in start.items()}
+    optimizer = getattr(hp, "optimizer", "sgd")
+    # They have the memory of `start` until the first step; an optimiser of torch.optim changes them in place.
+    apart = torch.Tensor.clone if isinstance(optimizer, TorchOptimizer) else torch.Tensor.detach
+    w = {name: apart(layout(p.detach())).requires_grad_() for name, p in start.items()}
     params = list(w.values())
 
     def tensors(tree: Params) -> list[Tensor]:
         return [layout(tree[name]) for name in w]
 
     momentum = Momentum(hp.momentum, [] if memory is None else [m.clone() for m in tensors(memory)])
-    optimizer = getattr(hp, "optimizer", "sgd")
     update = optimizer.stepper(params, hp.lr) if isinstance(optimizer, TorchOptimizer) else None
     step = descent(hp, *_lists(tensors, linear, proximal), momentum, update)
-    losses = []
+    losses: list[Tensor] = []
     with FixedParameters(w):
         for batch in batches:
             # Needed for a sub-model: the full model may not need the default format.
             value = loss(w, replace(batch, x=batch.x.contiguous()) if plain else batch)
             # Parameters that the loss does not depend on get gradient 0.
             gradient = gradients(value, params)
-            losses.append(value.detach())
             with torch.no_grad():
-                step(params, gradient, hp.lr)
+                moved = step(params, gradient, hp.lr, kept=not losses)
+            if not losses:
+                for p, new in zip(params, moved, strict=True):
+                    p.data = new.detach()
+            losses.append(value.detach())
     if memory is not None and momentum.momenta:
         memory.update(zip(w, (m.contiguous() for m in momentum.momenta), strict=True))
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.platform.actors.small_messages import pack, receive, send, unpack
+from hedgerow.platform.actors.small_messages import pack, pickled, receive, send, unpack
 from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.errors import ProcessesLost
 from hedgerow.platform.common.own_code_errors import own_errors
@@ -172,8 +172,14 @@ def _serve(connection: socket.socket) -> None:
     """Answer calls of a worker's methods until the connection is closed. The first call is `load_run`."""
     worker: Any = None
     send(connection, os.getpid())
-    while (message := receive(connection)) is not None:
-        method, arguments, shared = message
+
+    def answer_call() -> bool:
+        """Answer the next call; returns whether there was one. Its arrays end with it."""
+        nonlocal worker
+        if (message := receive(connection)) is None:
+            return False
+        method, arguments, is_shared = message
+        shared = {"broadcasts": receive(connection)} if is_shared else {}
         reply: tuple[Any, Exception | None]
         try:
             with own_errors():
@@ -188,7 +194,11 @@ def _serve(connection: socket.socket) -> None:
         try:
             send(connection, reply)
         except OSError:
-            return
+            return False
+        return True
+
+    while answer_call():
+        pass
 
 
 def _portable(error: Exception) -> Exception:
@@ -285,12 +295,14 @@ class Forked:
         self.call(worker, "load_run", self._load)
 
     def publish(self, trees: list[Tree]) -> Any:
-        return [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees]
+        return pickled([tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees])
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
         connection = self.processes[worker].connection
         try:
-            send(connection, (method, arguments, {} if shared is None else {"broadcasts": shared}))
+            send(connection, (method, arguments, shared is not None))
+            if shared is not None:
+                send(connection, shared)
             self._waiting[connection] = worker
         except OSError as error:
             self._lost.append(Answer(worker, lost=self._cause(worker, error)))

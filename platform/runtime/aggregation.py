@@ -33,8 +33,10 @@ def finite_clients(up: Tree, count: int) -> Tensor:
     return torch.stack([leaf.reshape(count, -1).sum(1).float() for leaf in floats]).sum(0).isfinite()
 
 
-TOGETHER = 4
-"""Number of clients whose updates are added at once in a loop: the sums, in float64, are then read and written once."""
+TOGETHER, WAITING = 4, 2**25
+"""Largest number of clients whose updates are added at once in a loop, and of their bytes. The sums, in float64, are
+then read and written once; but memory that waits cannot be used by the next client.
+"""
 
 
 @dataclass
@@ -135,6 +137,7 @@ class PartialAggregate:
     """Source of `weight`, `contributed` and `metrics`, see `to_wire`."""
     _waiting: list[tuple[Tree, float]] = field(default_factory=list, init=False)
     """Updates of single clients with their weights, which are added several at a time."""
+    _waiting_bytes: int = field(default=0, init=False)
 
     def add(self, up: Tree, weights: Tensor, metrics: dict[str, Tensor] | None = None) -> Tensor:
         """Add a chunk of C clients; returns which of them sent only finite numbers, (C,).
@@ -168,7 +171,8 @@ class PartialAggregate:
             up, weights = _finite_rows(up, finite), weights[finite]
         if len(weights) == 1:
             self._waiting.append((up, float(weights)))
-            if len(self._waiting) == TOGETHER:
+            self._waiting_bytes += sum(leaf.nbytes for leaf in leaves(up))
+            if len(self._waiting) == TOGETHER or self._waiting_bytes >= WAITING:
                 self._add_waiting()
             return
         self._add_waiting()
@@ -180,14 +184,17 @@ class PartialAggregate:
             return
         trees, weights = zip(*self._waiting, strict=True)
         self._waiting.clear()
-        if self.total is None:
-            self.total = _zeros(trees[0])
+        self._waiting_bytes = 0
+        if is_first := self.total is None:
+            self.total = tree_map(lambda leaf: torch.empty(leaf.shape[1:], dtype=torch.float64), trees[0])
         for total, *parts in zip(leaves(self.total), *map(leaves, trees), strict=True):
             sums, rows = total.view(-1), [part.reshape(-1) for part in parts]
             for start in range(0, len(sums), WIDENED):
-                piece = sums[start : start + WIDENED]
-                for row, weight in zip(rows, weights, strict=True):
-                    piece.add_(row[start : start + WIDENED], alpha=weight)
+                piece, some = sums[start : start + WIDENED], [row[start : start + WIDENED] for row in rows]
+                if is_first:
+                    piece.copy_(some[0]).mul_(weights[0])
+                for row, weight in list(zip(some, weights, strict=True))[is_first:]:
+                    piece.add_(row, alpha=weight)
 
     def add_client_model_delta(self, delta: Tree, finite: Tensor) -> None:
         """Add the changes of the models of a chunk of clients: leaves (C, ...), finite (C,)."""
@@ -283,7 +290,13 @@ def sum_trees(trees: list[Any], scale: float = 1.0) -> Tree:
     """Scaled sum of trees of float64 arrays, or of sums on a GPU, pairwise, as float32 tensors on the CPU."""
 
     def added(*parts: np.ndarray) -> Tensor:
-        return torch.from_numpy(scaled(pairwise(parts, np.add), scale))
+        result, flat = np.empty(parts[0].shape, np.float32), [part.reshape(-1) for part in parts]
+        for start in range(0, result.size, WIDENED):
+            # In pieces that stay in a core's cache while they are float64.
+            piece = slice(start, start + WIDENED)
+            total = pairwise([part[piece] for part in flat], np.add)
+            np.multiply(total, scale, out=result.reshape(-1)[piece], casting="same_kind")
+        return torch.from_numpy(result)
 
     if trees and isinstance(trees[0], FlatSum):
         # From memory that is not paged, the next exchange sends the same numbers back without waiting.
@@ -292,11 +305,6 @@ def sum_trees(trees: list[Any], scale: float = 1.0) -> Tree:
         torch.cuda.synchronize()
         return host
     return tree_map(added, trees[0], *trees[1:]) if trees else {}
-
-
-def scaled(total: np.ndarray, scale: float) -> np.ndarray:
-    """A float64 sum times a number, as float32."""
-    return np.asarray(total * scale, dtype=np.float32)
 
 
 def _finite_rows(tree: Tree, finite: Tensor) -> Tree:

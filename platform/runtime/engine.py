@@ -233,6 +233,8 @@ def run_clients(
         if size < plan.chunk:
             answers = [tuple(tree_map(lambda leaf, size=size: leaf[:size], tree) for tree in one) for one in answers]
         yield slice(start, start + size), answers
+        # The next chunk takes their memory.
+        del answers
 
 
 def _answer(result: Any) -> Answers:

@@ -243,6 +243,8 @@ class Worker:
             if held > (HELD if self.device.type == "cpu" else HELD_GPU):
                 self._keep_all(waiting)
                 held = 0
+            # The next chunk takes their memory.
+            del answers, answer, up, state, metrics, model
         self._keep_all(waiting)
 
     def _scheduled(self, shard: WorkShard) -> dict[str, float]:

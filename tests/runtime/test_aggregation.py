@@ -1,5 +1,7 @@
 """Reductions: what the answers of clients come to, however they are grouped."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,28 @@ def test_sums_are_added_as_in_a_tree_of_processes():
     found = sum_trees(parts, 0.5)
     assert torch.equal(found["w"], torch.tensor([0.5 * 1111111, 3.5]))
     assert found["w"].dtype == torch.float32
+
+
+def test_sums_of_parts_are_scaled_in_double_precision():
+    generator = np.random.default_rng(0)
+    parts = [generator.normal(size=(3, WIDENED)) for _ in range(3)]
+    found = sum_trees([{"w": part, "number": part[0, 0], "none": np.zeros((0, 2))} for part in parts], 1 / 3)
+    expected = (((parts[0] + parts[1]) + parts[2]) * (1 / 3)).astype(np.float32)
+    assert found["w"].numpy().tobytes() == expected.tobytes()
+    assert found["number"].numpy().tobytes() == expected[0, 0].tobytes()
+    assert (found["number"].shape, found["none"].shape) == ((), (0, 2))
+
+
+def test_large_updates_do_not_wait_for_those_of_the_next_clients(monkeypatch):
+    monkeypatch.setattr(aggregation, "WAITING", 8 * WIDENED)
+    up, partial = answers(), PartialAggregate("mean")
+    wide = weakref.ref(up["w"]["wide"])
+    partial.add({"w": {name: leaf[:1] for name, leaf in up["w"].items()}}, WEIGHTS[:1])
+    expected = up["w"]["wide"][0].clone()
+    del up
+    # Three of them hold 12 bytes for each value: more than may wait.
+    assert wide() is None
+    assert torch.equal(combine([partial.to_wire()], np.arange(1))["w"]["wide"], expected)
 
 
 def test_leaves_that_travel_together_are_those_that_travel_alone():
