@@ -20,9 +20,9 @@ Update = Callable[[Tensors, Tensors, Any], Tensors]
 
 
 class Step(Protocol):
-    """One step. The parameters may be changed in place, unless they are `kept`: the result then has its own memory."""
+    """One step: returns the parameters after it. in_place: they may have the memory of those before it."""
 
-    def __call__(self, w: Tensors, gradient: Iterable[Tensor], rate: Any, kept: bool = False) -> Tensors: ...
+    def __call__(self, w: Tensors, gradient: Iterable[Tensor], rate: Any, in_place: bool = True) -> Tensors: ...
 
 
 class Adam:
@@ -69,7 +69,8 @@ def descent(
 ) -> Step:
     """Step of `minimize` with its terms.
 
-    proximal: (weight, centre). update: how a direction changes the parameters; None: they move along it, by the rate.
+    proximal: (weight, centre). update: how a direction changes the parameters, always in place; None: they move along
+    it, by the rate.
     """
     optimizer, has_momentum = getattr(hp, "optimizer", "sgd"), enabled(hp.momentum)
     decay = [lambda direction, w: add_(direction, w, hp.weight_decay)] if enabled(hp.weight_decay) else []
@@ -86,15 +87,15 @@ def descent(
         *(decay if optimizer == "adamw" else []),
     ]
 
-    def step(w: Tensors, gradient: Iterable[Tensor], rate: Any, kept: bool = False) -> Tensors:
+    def step(w: Tensors, gradient: Iterable[Tensor], rate: Any, in_place: bool = True) -> Tensors:
         direction = apart(gradient) if chain or update else list(gradient)
         for transformation in chain:
             direction = transformation(direction, w)
         if update:
             return update(w, direction, rate)
         if centre is not None and is_direct:
-            w, kept = lerp_([p.clone() for p in w] if kept else w, centre, rate * weight), False
-        return plus(w, direction, -rate) if kept else add_(w, direction, -rate)
+            w, in_place = lerp_(w if in_place else [p.clone() for p in w], centre, rate * weight), True
+        return add_(w, direction, -rate) if in_place else plus(w, direction, -rate)
 
     return step
 

@@ -204,8 +204,8 @@ def _in_place(
     layout = torch.Tensor.contiguous if plain else channels_last
     optimizer = getattr(hp, "optimizer", "sgd")
     # They have the memory of `start` until the first step; an optimiser of torch.optim changes them in place.
-    apart = torch.Tensor.clone if isinstance(optimizer, TorchOptimizer) else torch.Tensor.detach
-    w = {name: apart(layout(p.detach())).requires_grad_() for name, p in start.items()}
+    copy_or_view = torch.Tensor.clone if isinstance(optimizer, TorchOptimizer) else torch.Tensor.detach
+    w = {name: copy_or_view(layout(p.detach())).requires_grad_() for name, p in start.items()}
     params = list(w.values())
 
     def tensors(tree: Params) -> list[Tensor]:
@@ -222,15 +222,17 @@ def _in_place(
             # Parameters that the loss does not depend on get gradient 0.
             gradient = gradients(value, params)
             with torch.no_grad():
-                moved = step(params, gradient, hp.lr, kept=not losses)
+                new_params = step(params, gradient, hp.lr, in_place=bool(losses))
             if not losses:
-                for p, new in zip(params, moved, strict=True):
+                for p, new in zip(params, new_params, strict=True):
                     p.data = new.detach()
             losses.append(value.detach())
     if memory is not None and momentum.momenta:
         memory.update(zip(w, (m.contiguous() for m in momentum.momenta), strict=True))
     mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
-    return {name: p.detach().contiguous() for name, p in w.items()}, mean_loss
+    # Without a step, they are still those of `start`.
+    copy_or_view = torch.Tensor.detach if losses else torch.Tensor.clone
+    return {name: copy_or_view(p.detach()).contiguous() for name, p in w.items()}, mean_loss
 
 
 def _functional(

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.platform.actors.small_messages import pack, pickled, receive, send, unpack
+from hedgerow.platform.actors.small_messages import message_of, pack, receive, send, unpack
 from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.errors import ProcessesLost
 from hedgerow.platform.common.own_code_errors import own_errors
@@ -179,7 +179,10 @@ def _serve(connection: socket.socket) -> None:
         if (message := receive(connection)) is None:
             return False
         method, arguments, is_shared = message
-        shared = {"broadcasts": receive(connection)} if is_shared else {}
+        broadcasts = receive(connection) if is_shared else None
+        if is_shared and broadcasts is None:
+            return False
+        shared = {"broadcasts": broadcasts} if is_shared else {}
         reply: tuple[Any, Exception | None]
         try:
             with own_errors():
@@ -190,7 +193,8 @@ def _serve(connection: socket.socket) -> None:
             reply = answer, None
         except Exception as error:
             error.add_note("".join(traceback.format_tb(error.__traceback__)))
-            reply = None, _portable(error)
+            # A traceback would keep the arrays of this call.
+            reply = None, _portable(error).with_traceback(None)
         try:
             send(connection, reply)
         except OSError:
@@ -295,7 +299,7 @@ class Forked:
         self.call(worker, "load_run", self._load)
 
     def publish(self, trees: list[Tree]) -> Any:
-        return pickled([tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees])
+        return message_of([tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees])
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
         connection = self.processes[worker].connection

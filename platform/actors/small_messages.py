@@ -1,11 +1,10 @@
 """Small messages between the processes of a run, pickled once for all actors.
 
 Ray pickles what its processes send each other in any case, but several times slower, since it also takes functions.
-Processes without Ray send each other values through a socket, the memory of arrays apart, and that of large ones in a
-file that both map. No other module of Hedgerow may pickle or unpickle anything.
+Processes without Ray send each other values through a socket, the memory of arrays apart, and large ones as files in
+memory, which the receiver maps. No other module of Hedgerow may pickle or unpickle anything.
 """
 
-import mmap
 import os
 import pickle
 import socket
@@ -13,25 +12,25 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import cloudpickle
 import torch
 
+from hedgerow.platform.common.errors import UserError
+
 PARTS = 512
 """Number of parts of a message that one system call moves, at most 1024 on Linux."""
 
 LARGE = 2**24
-"""Size in bytes from which the arrays of a message are passed in a file in memory, which saves a copy. For smaller ones
-a socket is as fast.
-"""
+"""Size in bytes from which an array has a file in memory, which saves copies. For smaller ones a socket is as fast."""
 
-ALIGNED = 64
-"""Arrays begin at multiples of this many bytes in such a file, as torch's own tensors do."""
+FILES = 250
+"""Number of files that a message may have, at most 253 on Linux."""
 
 HEAD = struct.Struct("<qq")
-"""Start of a message: number of its parts, and of its arrays in a file. Their sizes follow."""
+"""Start of a message: number of its parts, and of its files."""
 
 
 def pack(value: Any) -> bytes:
@@ -53,78 +52,79 @@ def unpack(message: Any) -> Any:
 class Message:
     """A pickled value, which may be sent through several connections.
 
-    parts: memory of its arrays. file: descriptor of a file in memory that has them instead, if they are large; it ends
-    with the last process that has it open or mapped. places: offset and size of each array in the file.
+    parts: the pickled bytes, then the memory of each array. files: position of a large array in the parts -> descriptor
+    of a file in memory with a copy of it, which is sent in its place. Receivers map it; it ends with the last of them.
     """
 
-    data: bytes
     parts: list[memoryview]
-    file: int | None = None
-    places: list[tuple[int, int]] = field(default_factory=list)
+    files: dict[int, int] = field(default_factory=dict)
 
     def __del__(self) -> None:
-        if self.file is not None:
-            os.close(self.file)
+        for file in self.files.values():
+            os.close(file)
 
 
-def pickled(value: Any) -> Message:
+def message_of(value: Any) -> Message:
     """Returns the message of a value. Only large arrays are copied."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    message = Message(data, [buffer.raw() for buffer in buffers])
-    if sum(part.nbytes for part in message.parts) < LARGE:
-        return message
-    # Without memory for a file, they go through the socket.
+    message = Message([memoryview(data), *(buffer.raw() for buffer in buffers)])
+    large = [i for i, part in enumerate(message.parts) if i and part.nbytes >= LARGE]
+    # Some builds of Python have no such files; without memory for one, the socket serves.
     with suppress(OSError):
-        return _with_file(message)
+        for i in large[:FILES] if hasattr(os, "memfd_create") else ():
+            file = os.memfd_create("hedgerow")
+            try:
+                _move_all(partial(os.writev, file), [message.parts[i]])
+            except OSError:
+                os.close(file)
+                raise
+            message.files[i] = file
     return message
-
-
-def _with_file(message: Message) -> Message:
-    """The message with its arrays in a file. Raises OSError."""
-    result, start, written = Message(message.data, [], os.memfd_create("hedgerow")), 0, list[memoryview]()
-    for part in message.parts:
-        result.places.append((start, part.nbytes))
-        padding = memoryview(bytes(-part.nbytes % ALIGNED))
-        written += [part, padding]
-        start += part.nbytes + padding.nbytes
-    _move_all(lambda left: os.writev(result.file, left), written)  # type: ignore[arg-type]
-    return result
 
 
 def send(connection: socket.socket, value: Any) -> None:
     """Sends a value, or its message, through a socket. Raises OSError if the other end is closed."""
-    message = value if isinstance(value, Message) else pickled(value)
-    parts = [memoryview(message.data), *message.parts]
-    numbers = [*(part.nbytes for part in parts), *chain.from_iterable(message.places)]
-    head = HEAD.pack(len(parts), len(message.places))
-    sizes = struct.pack(f"<{len(numbers)}q", *numbers)
-    if message.file is not None:
-        socket.send_fds(connection, [head], [message.file])
-        head = b""
+    message = value if isinstance(value, Message) else message_of(value)
+    # The size of an array in a file is negative.
+    sizes = [-part.nbytes if i in message.files else part.nbytes for i, part in enumerate(message.parts)]
+    head = HEAD.pack(len(sizes), len(message.files)) + struct.pack(f"<{len(sizes)}q", *sizes)
+    files = list(message.files.values())
+    parts = [part for i, part in enumerate(message.parts) if i not in message.files]
+    sent = socket.send_fds(connection, [head], files) if files else 0
     # Together: each call may wake up the process at the other end.
-    _move_all(connection.sendmsg, [memoryview(head), memoryview(sizes), *parts])
+    _move_all(connection.sendmsg, [memoryview(head)[sent:], *parts])
 
 
 def receive(connection: socket.socket) -> Any:
     """Returns the next value that was sent; None if the other end is closed."""
+    files: list[int] = []
     try:
-        head, files, _, _ = socket.recv_fds(connection, HEAD.size, 1)
+        head, files, _, _ = socket.recv_fds(connection, HEAD.size, FILES)
         if len(head) < HEAD.size:
             head += _received(connection, [HEAD.size - len(head)])[0]
-        parts, arrays = HEAD.unpack(head)
-        count = parts + 2 * arrays
-        numbers = struct.unpack(f"<{count}q", _received(connection, [8 * count])[0])
-        message, *buffers = _received(connection, numbers[:parts])
+        count, number = HEAD.unpack(head)
+        if len(files) < number:
+            raise UserError(
+                "resources.actors: this process may not open the files of an answer; raise the limit of open files "
+                "(`ulimit -n`), or use fewer actors"
+            )
+        sizes = struct.unpack(f"<{count}q", _received(connection, [8 * count])[0])
+        arrived, maps = iter(_received(connection, [size for size in sizes if size >= 0])), iter(files)
+        data, *buffers = (next(arrived) if size >= 0 else _map(next(maps), -size) for size in sizes)
     except ConnectionError:
         return None
-    for file in files:
-        # A private mapping: the arrays may be changed.
-        memory = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
-        os.close(file)
-        places = zip(numbers[parts::2], numbers[parts + 1 :: 2], strict=True)
-        buffers = [memory[start : start + size] for start, size in places]
-    return pickle.loads(message, buffers=buffers)
+    finally:
+        for file in files:
+            os.close(file)
+    return pickle.loads(data, buffers=buffers)
+
+
+def _map(file: int, size: int) -> memoryview:
+    """Memory of an array in a file. It is private: the array may be changed."""
+    # Memory of Python's own `mmap` holds a descriptor.
+    array: Any = torch.from_file(f"/proc/self/fd/{file}", shared=False, size=size, dtype=torch.uint8).numpy()
+    return memoryview(array)
 
 
 def _received(connection: socket.socket, sizes: Sequence[int]) -> list[memoryview]:

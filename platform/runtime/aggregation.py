@@ -33,9 +33,9 @@ def finite_clients(up: Tree, count: int) -> Tensor:
     return torch.stack([leaf.reshape(count, -1).sum(1).float() for leaf in floats]).sum(0).isfinite()
 
 
-TOGETHER, WAITING = 4, 2**25
-"""Largest number of clients whose updates are added at once in a loop, and of their bytes. The sums, in float64, are
-then read and written once; but memory that waits cannot be used by the next client.
+TOGETHER, WAITING_BYTES = 4, 2**25
+"""Number of clients, and size of their updates, from which updates that wait are added in a loop: the sums, in float64,
+are read and written once for all of them, but the next client cannot use the memory of updates that wait.
 """
 
 
@@ -172,7 +172,7 @@ class PartialAggregate:
         if len(weights) == 1:
             self._waiting.append((up, float(weights)))
             self._waiting_bytes += sum(leaf.nbytes for leaf in leaves(up))
-            if len(self._waiting) == TOGETHER or self._waiting_bytes >= WAITING:
+            if len(self._waiting) == TOGETHER or self._waiting_bytes >= WAITING_BYTES:
                 self._add_waiting()
             return
         self._add_waiting()
@@ -185,16 +185,14 @@ class PartialAggregate:
         trees, weights = zip(*self._waiting, strict=True)
         self._waiting.clear()
         self._waiting_bytes = 0
-        if is_first := self.total is None:
-            self.total = tree_map(lambda leaf: torch.empty(leaf.shape[1:], dtype=torch.float64), trees[0])
+        if self.total is None:
+            self.total = _zeros(trees[0])
         for total, *parts in zip(leaves(self.total), *map(leaves, trees), strict=True):
             sums, rows = total.view(-1), [part.reshape(-1) for part in parts]
             for start in range(0, len(sums), WIDENED):
-                piece, some = sums[start : start + WIDENED], [row[start : start + WIDENED] for row in rows]
-                if is_first:
-                    piece.copy_(some[0]).mul_(weights[0])
-                for row, weight in list(zip(some, weights, strict=True))[is_first:]:
-                    piece.add_(row, alpha=weight)
+                piece = sums[start : start + WIDENED]
+                for row, weight in zip(rows, weights, strict=True):
+                    piece.add_(row[start : start + WIDENED], alpha=weight)
 
     def add_client_model_delta(self, delta: Tree, finite: Tensor) -> None:
         """Add the changes of the models of a chunk of clients: leaves (C, ...), finite (C,)."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.platform.actors.small_messages import LARGE, PARTS, pickled, receive, send
+from hedgerow.platform.actors.small_messages import HEAD, LARGE, PARTS, message_of, receive, send
+from hedgerow.platform.common.errors import UserError
 
 VALUES = {
     "no arrays": ("method", {"a": 1}, [None, "text"]),
@@ -37,7 +38,7 @@ def test_a_value_arrives_unchanged(value):
 @pytest.mark.parametrize("size", [5, LARGE])
 def test_arrays_that_arrive_are_aligned_and_may_be_changed(size):
     here, there = socket.socketpair()
-    message = pickled([np.ones(3, np.int8), np.ones(size, np.int8)])
+    message = message_of([np.ones(3, np.int8), np.ones(size, np.int8)])
     with here, there:
         # The other end has the message twice, and each has arrays of its own.
         for _ in range(2):
@@ -48,29 +49,53 @@ def test_arrays_that_arrive_are_aligned_and_may_be_changed(size):
                 array += 1
 
 
+def files():
+    found = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
+    return [file for file in found if file.is_symlink() and "memfd:hedgerow" in str(file.readlink())]
+
+
 def test_a_large_message_needs_no_file(monkeypatch):
-    def no_memory(name):
+    def no_memory(*_):
         raise OSError("no memory")
 
-    monkeypatch.setattr(os, "memfd_create", no_memory)
-    test_a_value_arrives_unchanged(VALUES["more than a socket is used for"])
+    value = VALUES["more than a socket is used for"]
+    monkeypatch.setattr(os, "writev", no_memory)
+    test_a_value_arrives_unchanged(value)
+    assert not files()
+    # Some builds of Python do not have it.
+    monkeypatch.delattr(os, "memfd_create")
+    test_a_value_arrives_unchanged(value)
 
 
-def test_the_file_of_a_message_ends_with_its_arrays():
-    def files():
-        found = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
-        return [file for file in found if file.is_symlink() and "memfd:hedgerow" in str(file.readlink())]
+def test_a_message_that_ends_early_leaves_no_file():
+    here, there = socket.socketpair()
+    with there:
+        with here:
+            message = message_of(np.ones(LARGE))
+            socket.send_fds(here, [HEAD.pack(2, 1)], list(message.files.values()))
+        del message
+        assert receive(there) is None
+    assert not files()
 
+
+def test_a_message_whose_files_cannot_be_opened_is_refused():
     here, there = socket.socketpair()
     with here, there:
-        message = pickled(np.ones(LARGE))
+        here.sendall(HEAD.pack(2, 1))
+        with pytest.raises(UserError, match="ulimit -n"):
+            receive(there)
+
+
+def test_descriptors_end_with_the_message():
+    here, there = socket.socketpair()
+    with here, there:
+        message = message_of({"large": np.ones(LARGE), "small": np.ones(3)})
+        assert len(files()) == 1
         send(here, message)
         del message
-        array = receive(there)
-        assert len(files()) == 1
-        assert array.sum() == LARGE
-        del array
+        value = receive(there)
         assert not files()
+        assert value["large"].sum() == LARGE
 
 
 @pytest.mark.parametrize("message", [b"", b"\x02\x00\x00"], ids=["nothing", "a part of a message"])

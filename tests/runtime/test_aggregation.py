@@ -121,7 +121,7 @@ def test_sums_of_parts_are_scaled_in_double_precision():
 
 
 def test_large_updates_do_not_wait_for_those_of_the_next_clients(monkeypatch):
-    monkeypatch.setattr(aggregation, "WAITING", 8 * WIDENED)
+    monkeypatch.setattr(aggregation, "WAITING_BYTES", 8 * WIDENED)
     up, partial = answers(), PartialAggregate("mean")
     wide = weakref.ref(up["w"]["wide"])
     partial.add({"w": {name: leaf[:1] for name, leaf in up["w"].items()}}, WEIGHTS[:1])

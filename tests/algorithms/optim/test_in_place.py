@@ -189,3 +189,30 @@ def test_minimize_leaves_its_arguments_alone():
         )[0]
     )(start["w"])
     assert torch.equal(start["w"], kept)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"clip_norm": 0.1}, {"weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize("weight", [0.0, 0.5], ids=["alone", "proximal"])
+def test_steps_of_one_client_leave_its_start_alone(steps, settings, weight):
+    """The result has memory of its own, and the values of the same steps on a copy, by plain PyTorch."""
+    start = {"w": torch.randn(4, 3)}
+    before = start["w"].clone()
+    hyper = LocalSGD(lr=0.1, **settings)
+
+    def loss(p, batch):
+        return (batch.x @ p["w"]).pow(2).sum()
+
+    data = ClientData(X, X, lambda x: x, {}, False)
+    proximal = Proximal(weight, start)
+    found, _ = minimize(loss, start, data, hyper, proximal=proximal, batches=[BATCH] * steps)
+    w, momentum = before.clone(), torch.zeros(4, 3)
+    for _ in range(steps):
+        direction = 2 * BATCH.x.T @ (BATCH.x @ w) + weight * (w - before)
+        if hyper.clip_norm:
+            direction = direction * min(1.0, hyper.clip_norm / float(direction.norm()))
+        momentum = hyper.momentum * momentum + direction + hyper.weight_decay * w
+        w = w - 0.1 * momentum
+    torch.testing.assert_close(found["w"], w, rtol=1e-5, atol=1e-6)
+    found["w"].zero_()
+    assert torch.equal(start["w"], before)
