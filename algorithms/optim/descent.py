@@ -19,7 +19,7 @@ Update = Callable[[Tensors, Tensors, Any], Tensors]
 """(parameters, direction, rate) -> parameters, which may be changed in place."""
 
 
-class Step(Protocol):
+class DescentStep(Protocol):
     """One step: returns the parameters after it. in_place: they may have the memory of those before it."""
 
     def __call__(self, w: Tensors, gradient: Iterable[Tensor], rate: Any, in_place: bool = True) -> Tensors: ...
@@ -66,7 +66,7 @@ def descent(
     proximal: tuple[Any, Tensors] | None,
     momentum: Momentum,
     update: Update | None = None,
-) -> Step:
+) -> DescentStep:
     """Step of `minimize` with its terms.
 
     proximal: (weight, centre). update: how a direction changes the parameters, always in place; None: they move along
