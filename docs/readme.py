@@ -109,8 +109,8 @@ def speed() -> str:
     head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     links = "[conditions](benchmarks/README.md), [explanation](docs/performance.md)"
     return (
-        f"A round of Hedgerow is this many times as fast as one of the others. These are medians of runs in turn, on {cores} "
-        f"CPU cores, and all frameworks train the same mini-batches: {links}.\n\n{head}{''.join(rows)}"
+        "A round of Hedgerow is this many times as fast as one of the others. These are medians of runs in turn, on "
+        f"{cores} CPU cores, and all frameworks train the same mini-batches: {links}.\n\n{head}{''.join(rows)}"
     )
 
 
