@@ -137,7 +137,6 @@ class PartialAggregate:
     """Source of `weight`, `contributed` and `metrics`, see `to_wire`."""
     _waiting: list[tuple[Tree, float]] = field(default_factory=list, init=False)
     """Updates of single clients with their weights, which are added several at a time."""
-    _waiting_bytes: int = field(default=0, init=False)
 
     def add(self, up: Tree, weights: Tensor, metrics: dict[str, Tensor] | None = None) -> Tensor:
         """Add a chunk of C clients; returns which of them sent only finite numbers, (C,).
@@ -171,8 +170,8 @@ class PartialAggregate:
             up, weights = _finite_rows(up, finite), weights[finite]
         if len(weights) == 1:
             self._waiting.append((up, float(weights)))
-            self._waiting_bytes += sum(leaf.nbytes for leaf in leaves(up))
-            if len(self._waiting) == TOGETHER or self._waiting_bytes >= WAITING_BYTES:
+            size = sum(leaf.nbytes for leaf in leaves(up))
+            if len(self._waiting) == TOGETHER or len(self._waiting) * size >= WAITING_BYTES:
                 self._add_waiting()
             return
         self._add_waiting()
@@ -184,7 +183,6 @@ class PartialAggregate:
             return
         trees, weights = zip(*self._waiting, strict=True)
         self._waiting.clear()
-        self._waiting_bytes = 0
         if self.total is None:
             self.total = _zeros(trees[0])
         for total, *parts in zip(leaves(self.total), *map(leaves, trees), strict=True):
