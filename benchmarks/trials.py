@@ -82,7 +82,7 @@ def run_trial(
     }
     if contender.executor and job.source.dataset is None:
         command = [str(python), "-m", "hedgerow", "run", str(job.folder / "experiment.yaml")]
-        command += ["--set", f"resources.executor={contender.executor}"]
+        command += ["--set", f"resources.executor={contender.executor}", "--import", "nets"]
         command += ["--data-root", str(data_root)] if data_root else []
     else:
         command = [str(python), str(HERE / "job.py"), contender.target, str(job.folder), str(folder / "out")]
