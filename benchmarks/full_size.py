@@ -82,7 +82,6 @@ def train(search: RowSearch, number: int, data_root: Path | None, until: float) 
     trial = expert_folder(folder_of(search).path, number)
     experiment = search.search.trial(search.search.configurations[number])
     run = build_coordinator([experiment], *check(experiment, data_root), [trial.checkpoints])
-    run.load_newest(0, trial.checkpoints)
     while not run.done and time.time() < until:
         run.run_round()
     if not run.done:

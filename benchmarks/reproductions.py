@@ -149,8 +149,13 @@ def run_line(line: ReproductionLine, data_root: Path | None) -> None:
     """Run what is missing of a line. Every score is stored at once."""
     done, started = RESULTS / f"{line.name}.json", STARTED / f"{line.name}.json"
     results = [json.loads(file.read_text()) for file in (done, started) if file.exists()]
-    result = next((one for one in results if one["settings"] == line.settings), None) or new_result(line)
-    if done.exists() and result == results[0]:
+    new = new_result(line)
+    result = next((one for one in results if one["settings"] == line.settings), new)
+    if done.exists() and result is results[0]:
+        # Its scores are kept; what they are compared with may have changed.
+        told = {key: new[key] for key in ("command", "note", "unit", "more_is_better", "claims", "compared")}
+        if result != (result := result | told):
+            done.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{line.name}: stored")
         return
     STARTED.mkdir(parents=True, exist_ok=True)

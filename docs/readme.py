@@ -102,10 +102,9 @@ def speed() -> str:
     for file in sorted(RESULTS.glob("peers-*.json")):
         found = json.loads(file.read_text())
         ratios = [_ratio(found["rows"].get(name)) for name in PEERS]
-        where = "Ray" if found.get("reference", "hedgerow, on Ray") == "hedgerow, on Ray" else "processes"
-        rows.append(f"| {cell(found['workload'].partition(':')[0])} | {' | '.join(ratios)} | {where} |\n")
+        rows.append(f"| {cell(found['workload'].partition(':')[0])} | {' | '.join(ratios)} |\n")
     cores = ", ".join(sorted({str(json.loads(file.read_text())["cores"]) for file in RESULTS.glob("peers-*.json")}))
-    columns = ["workload", *PEERS.values(), "Hedgerow's clients in"]
+    columns = ["workload", *PEERS.values()]
     head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     links = "[conditions](benchmarks/README.md), [explanation](docs/performance.md)"
     return (

@@ -114,7 +114,9 @@ def measured(name: str) -> str:
     if not table.exists():
         return f"Stored result: `benchmarks/results/{name}`\n"
     lines = [re.sub(r"\|(?=  ?\|)", "| -", line) for line in table.read_text().splitlines() if line.startswith("|")]
-    body = indented("\n".join(lines) + "\n")
+    by_grid = any(line.get("grid") for line in json.loads(file.read_text()).get("lines", []))
+    chosen = "\nEach method has the configuration of its grid with the best test accuracy.\n" if by_grid else ""
+    body = indented("\n".join(lines) + "\n" + chosen)
     link = f"[all of it](benchmarks/results/{folder.relative_to(RESULTS).as_posix()}/table.md)"
     return f'??? example "One seed: {folder.name}"\n\n{body}\n    {link}\n'
 

@@ -162,7 +162,9 @@ def minimize(
     """
     linear, proximal = _one_of(linear, proximal)
     if getattr(hp, "solver", "sgd") == "newton":
-        batch = next(data.batches("train"))
+        batch = next(data.batches("train"), None)
+        if batch is None:
+            return {name: p.clone() for name, p in start.items()}, _no_loss(start)
         return newton(lambda w: loss(w, batch), start, linear, proximal, hp.weight_decay, data.batched)
     batches = data.batches("train") if batches is None else batches
     if data.batched:
@@ -229,7 +231,7 @@ def _in_place(
             losses.append(value.detach())
     if memory is not None and momentum.momenta:
         memory.update(zip(w, (m.contiguous() for m in momentum.momenta), strict=True))
-    mean_loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))
+    mean_loss = torch.stack(losses).mean() if losses else _no_loss(start)
     # Without a step, they are still those of `start`.
     copy_or_view = torch.Tensor.detach if losses else torch.Tensor.clone
     return {name: copy_or_view(p.detach()).contiguous() for name, p in w.items()}, mean_loss
@@ -250,8 +252,13 @@ def _functional(
         w = step(w, slope.values(), hp.lr * batch.active)
         losses.append(value * batch.active)
         active.append(torch.as_tensor(batch.active))
-    mean_loss = torch.stack(losses).sum() / torch.stack(active).sum() if losses else torch.tensor(float("nan"))
+    mean_loss = torch.stack(losses).sum() / torch.stack(active).sum() if losses else _no_loss(start)
     return dict(zip(start, w, strict=True)), mean_loss
+
+
+def _no_loss(w: Params) -> Tensor:
+    """Loss of no step: NaN, on the device of the parameters."""
+    return torch.tensor(float("nan"), device=next((p.device for p in w.values()), None))
 
 
 def plain_steps(hp: Any, steps: Tensor) -> Tensor:

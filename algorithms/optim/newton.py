@@ -13,6 +13,9 @@ from hedgerow.algorithms.optim.gradient import gradient_and_value
 STEPS = 12
 HALVINGS = 6
 
+DAMPING = 16
+"""Multiple of the smallest relative difference of two numbers."""
+
 
 def newton(
     loss: Callable[[Params], Tensor],
@@ -58,12 +61,12 @@ def newton(
     for _ in range(STEPS):
         if not batched and slope.norm() <= 16 * torch.finfo(w.dtype).eps * (1 + w.norm()):
             break
-        step = torch.linalg.solve_ex(hessian(w), slope).result
+        step = _newton_step(hessian(w), slope)
         origin = w
         for halving in range(HALVINGS):
             candidate = origin - 0.5**halving * step
             new_slope = gradient(candidate)
-            # False if the Hessian is singular, since then nothing is finite.
+            # False if nothing is finite.
             improves = new_slope.norm() < slope.norm()
             w, slope = torch.where(improves, candidate, w), torch.where(improves, new_slope, slope)
             if not batched and improves:
@@ -71,6 +74,15 @@ def newton(
         if not batched and not improves:
             break
     return tree(w), loss(tree(w))
+
+
+def _newton_step(hessian: Tensor, slope: Tensor) -> Tensor:
+    """Newton step. A singular Hessian, such as that of a feature that is always 0, is made regular: DAMPING times its
+    mean eigenvalue is added to all of them.
+    """
+    step = torch.linalg.solve_ex(hessian, slope).result
+    damping = DAMPING * torch.finfo(hessian.dtype).eps * hessian.diagonal().mean() * torch.eye(len(slope)).to(hessian)
+    return torch.where(step.isfinite().all(), step, torch.linalg.solve_ex(hessian + damping, slope).result)
 
 
 def _flat(tree: Params, names: Any) -> Tensor:

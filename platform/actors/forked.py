@@ -140,10 +140,12 @@ def _fork_workers(requests: socket.socket) -> None:
 
     def report(*_: Any) -> None:
         """Report how workers have ended."""
-        with suppress(OSError):
+        # Without children there is an error.
+        with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                # Without waiting, since the other end may never read it.
-                requests.send("{} {}".format(*ended).encode(), socket.MSG_DONTWAIT)
+                # Without waiting: the other end reads it when it forks the next worker, or misses one.
+                with suppress(OSError):
+                    requests.send("{} {}".format(*ended).encode(), socket.MSG_DONTWAIT)
 
     signal.signal(signal.SIGCHLD, report)
     with suppress(ConnectionError):
@@ -237,6 +239,10 @@ class ForkedWorker:
     def __init__(self) -> None:
         global _works
         assert _forks is not None, "prepare() comes first"
+        # Whose answer comes before the reports of ended workers, which would fill the connection.
+        is_prepared()
+        while _note_end(0):
+            pass
         self.connection, there = socket.socketpair()
         with there:
             for end in (self.connection, there):
@@ -346,19 +352,25 @@ class Forked:
         return _end_of(pid)
 
 
+def _note_end(seconds: float) -> bool:
+    """Note in `_ended` the next report of a worker's end; returns whether one has come within some seconds."""
+    if _forks is None or not wait([_forks], max(0.0, seconds)):
+        return False
+    try:
+        message = _forks.recv(64)
+    except OSError:
+        return False
+    if message:
+        number, status = map(int, message.split())
+        _ended[number] = status
+    return bool(message)
+
+
 def _end_of(pid: int | None) -> str:
     """How a forked process has ended, as the process that forked it reports."""
     until = time.monotonic() + REPORTED_SECONDS
-    while pid not in _ended and _forks is not None and (left := until - time.monotonic()) > 0:
-        if wait([_forks], left):
-            try:
-                message = _forks.recv(64)
-            except OSError:
-                break
-            if not message:
-                break
-            number, status = map(int, message.split())
-            _ended[number] = status
+    while pid not in _ended and _note_end(until - time.monotonic()):
+        pass
     if pid not in _ended:
         return "it ended for an unknown reason"
     status = _ended.pop(pid)

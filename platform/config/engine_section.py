@@ -18,6 +18,13 @@ class StepPlan(Section):
     chunk: int = Field(1, ge=1, description="number of clients at once under vmap")
     compiled: bool = Field(False, description="whether vmap runs through torch.compile")
 
+    rules = (
+        Rule(
+            lambda plan: plan.mode != "vmap" and (plan.chunk != 1 or plan.compiled),
+            "`chunk` and `compiled` are for vmap; leave them out, or set `mode` to vmap",
+        ),
+    )
+
 
 class EngineConfig(Section):
     """Execution of clients on an actor."""

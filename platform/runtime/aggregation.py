@@ -1,6 +1,6 @@
 """Partial aggregates: weighted sums in float64, so that it does not matter how clients are grouped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -28,9 +28,32 @@ def finite_clients(up: Tree, count: int) -> Tensor:
     device = next((leaf.device for leaf in every), torch.device("cpu"))
     if not floats:
         return torch.ones(count, dtype=torch.bool, device=device)
-    if count == 1 and device.type == "cpu":
-        return torch.tensor([isfinite(sum(float(leaf.sum()) for leaf in floats))])
-    return torch.stack([leaf.reshape(count, -1).sum(1).float() for leaf in floats]).sum(0).isfinite()
+    sums = [leaf.reshape(count, -1).sum(1, dtype=_sum_type(leaf)).float() for leaf in floats]
+    return torch.stack(sums).sum(0).isfinite()
+
+
+def _sum_type(leaf: Tensor) -> torch.dtype | None:
+    """Type of a sum of floats; None: their own. In half precision it would overflow."""
+    return torch.float32 if leaf.element_size() < 4 else None
+
+
+def sum_of(tree: Tree) -> float:
+    """Sum of the floats of a tree on the CPU: finite exactly when they are, and another one when they change."""
+    floats = (leaf for leaf in leaves(tree) if leaf.is_floating_point())
+    return sum((float(leaf.sum(dtype=_sum_type(leaf))) for leaf in floats), 0.0)
+
+
+def check_kept(waiting: Iterable[tuple[Tree, float]], new: Tree) -> None:
+    """Raise ContractError if a step has changed what it returned for earlier clients, since it returns the same memory
+    for each.
+
+    waiting: what it returned for them, with its sum at that time. new: what it returns for a later client.
+    """
+    memory = {leaf.data_ptr() for leaf in leaves(new) if leaf.numel()}
+    for tree, total in waiting:
+        # Two clients may have the same constant. NaN is no change.
+        if any(leaf.data_ptr() in memory for leaf in leaves(tree)) and str(sum_of(tree)) != str(total):
+            raise ContractError("a step returns memory that the step of a later client changes; return clones", "name")
 
 
 TOGETHER, WAITING_BYTES = 4, 2**25
@@ -65,7 +88,7 @@ class FlatSum:
         """Add the weighted rows of a tree that are finite; returns which are. Nothing waits for the GPU."""
         # In float32, large integers would be rounded.
         rows = _flat([leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves(up)])
-        finite = rows.sum(1).isfinite()
+        finite = rows.sum(1, dtype=_sum_type(rows)).isfinite() & weights.isfinite()
         self.held.append((rows, weights, finite))
         self.numbers += rows.numel()
         if self.numbers >= HELD_BACK:
@@ -135,11 +158,11 @@ class PartialAggregate:
     the shard, and leaves with one row for each."""
     _chunks: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
     """Source of `weight`, `contributed` and `metrics`, see `to_wire`."""
-    _waiting: list[tuple[Tree, float]] = field(default_factory=list, init=False)
-    """Updates of single clients with their weights, which are added several at a time."""
+    _waiting: list[tuple[Tree, float, float]] = field(default_factory=list, init=False)
+    """Updates of single clients with their weights and sums, which are added several at a time."""
 
     def add(self, up: Tree, weights: Tensor, metrics: dict[str, Tensor] | None = None) -> Tensor:
-        """Add a chunk of C clients; returns which of them sent only finite numbers, (C,).
+        """Add a chunk of C clients; returns which of them sent only finite numbers and have a finite weight, (C,).
 
         up: leaves (C, ...). weights: (C,) float64. metrics: each (C,). All are on the device of the clients. On a GPU,
         only `stack` waits for them.
@@ -151,37 +174,45 @@ class PartialAggregate:
             total = self.total = self.total if isinstance(self.total, FlatSum) else FlatSum.zero(up)
             finite = total.add(up, weights)
         else:
-            finite = finite_clients(up, len(weights))
-            self._add(up, weights, finite)
+            finite = self._add(up, weights)
         self._chunks.append((finite, weights, {name: values.detach() for name, values in (metrics or {}).items()}))
         sizes = [(leaf.numel(), leaf.element_size()) for leaf in leaves(up)]
         self.up_scalars += sum(numbers for numbers, _ in sizes)
         self.up_bytes += sum(numbers * size for numbers, size in sizes)
         return finite
 
-    def _add(self, up: Tree, weights: Tensor, finite: Tensor) -> None:
-        """Add a chunk on the CPU, or to a stack. finite: which clients are added, (C,)."""
+    def _add(self, up: Tree, weights: Tensor) -> Tensor:
+        """Add a chunk on the CPU, or to a stack; returns which clients were added, (C,)."""
+        if len(weights) == 1 and self.reduce != "stack":
+            return torch.tensor([self._add_one(up, float(weights))])
+        finite = finite_clients(up, len(weights))
+        finite &= weights.isfinite().to(finite.device)
         if self.reduce == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
-            return
-        if next(leaves(up), None) is None:
-            return
-        if not finite.all():
-            up, weights = _finite_rows(up, finite), weights[finite]
-        if len(weights) == 1:
-            self._waiting.append((up, float(weights)))
-            size = sum(leaf.nbytes for leaf in leaves(up))
+        elif next(leaves(up), None) is not None:
+            if not finite.all():
+                up, weights = _finite_rows(up, finite), weights[finite]
+            self._add_waiting()
+            assert not isinstance(self.total, FlatSum), "clients of one part are on one device"
+            self.total = _added(self.total, up, weights)
+        return finite
+
+    def _add_one(self, up: Tree, weight: float) -> bool:
+        """Add a client on the CPU, later with others; returns whether it is finite."""
+        check_kept(((tree, total) for tree, _, total in self._waiting), up)
+        total = sum_of(up)
+        if not isfinite(total) or not isfinite(weight):
+            return False
+        if size := sum(leaf.nbytes for leaf in leaves(up)):
+            self._waiting.append((up, weight, total))
             if len(self._waiting) == TOGETHER or len(self._waiting) * size >= WAITING_BYTES:
                 self._add_waiting()
-            return
-        self._add_waiting()
-        assert not isinstance(self.total, FlatSum), "clients of one part are on one device"
-        self.total = _added(self.total, up, weights)
+        return True
 
     def _add_waiting(self) -> None:
         if not self._waiting:
             return
-        trees, weights = zip(*self._waiting, strict=True)
+        trees, weights, _ = zip(*self._waiting, strict=True)
         self._waiting.clear()
         if self.total is None:
             self.total = _zeros(trees[0])
@@ -354,4 +385,5 @@ def to_host(tree: Tree, at_once: bool | None = None) -> Tree:
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:
-    return leaf.detach().cpu().numpy()
+    # NumPy has no bfloat16.
+    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).detach().cpu().numpy()

@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.user_cache import cache_folder, read_entry, write_entry
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.runtime.shards import ClientCrashed, ExecutionPlan, PlanFailed
+from hedgerow.platform.runtime.shards import ClientCrashed, ExecutionPlan, ObjectsLost, PlanFailed
 
 FORMAT = 8
 """Version of cached answers; answers of another version are ignored."""
@@ -255,7 +255,7 @@ def _pays(compiled: ExecutionPlan, best: ExecutionPlan, workload: Workload, meas
     try:
         seconds = workload.seconds(best, measure(best, None))
         return workload.seconds(compiled, measure(compiled, None)) < seconds
-    except ClientCrashed:
+    except (ClientCrashed, ObjectsLost, UserError):
         raise
     except Exception as error:  # no compiler on this machine, or a step that cannot be traced
         logging.getLogger(__name__).info("not compiled: %s", error)

@@ -219,7 +219,7 @@ def run_clients(
         run = _run_batched(step, hypers, broadcasts, samples, plan.compiled)
     alone = None if plan.mode == "vmap" else samples.each(shard.batches, key, shard.clients, shard.keyed)
     for start in range(0, n, plan.chunk):
-        rows = np.minimum(np.arange(start, start + plan.chunk), n - 1)
+        rows, size = np.minimum(np.arange(start, start + plan.chunk), n - 1), min(plan.chunk, n - start)
         clients = shard.clients[rows]
         at = torch.from_numpy(rows).to(samples.x.device, non_blocking=True) if per_client else None
         extra = tree_map(lambda leaf, at=at: leaf[:, at], per_client)
@@ -228,8 +228,9 @@ def run_clients(
             if alone or samples.takes_padding or all(mask.all() for _, mask in streams.values()):
                 answers = run(extra, states(rows), streams, keys)
             else:
-                answers = _in_turn(one, extra, states(rows), samples.each(shard.batches, key, clients, shard.keyed))
-        size = min(plan.chunk, n - start)
+                # Not the copies that fill up a chunk.
+                each = samples.each(shard.batches, key, clients[:size], shard.keyed)
+                answers = _in_turn(one, extra, states(rows), each)
         if size < plan.chunk:
             answers = [tuple(tree_map(lambda leaf, size=size: leaf[:size], tree) for tree in one) for one in answers]
         yield slice(start, start + size), answers

@@ -7,8 +7,10 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from hedgerow.algorithms.core.messages import Aggregate, Exchange, Predictions
+from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -157,7 +159,7 @@ class Executor:
                     "no entries from the earlier exchanges of this round, as other clients have; address only the "
                     "clients that contributed (`Aggregate.clients`)"
                 )
-            scratch = tree_map(lambda *rows: np.stack(rows), *known)
+            scratch = tree_map(_stacked, *known)
         rows = None
         if store is not None and (shard.keeps_states or owner_of(exchange).reads_state(shard.step)):
             rows = store.rows(shard.clients, shard.keeps_states)
@@ -313,6 +315,11 @@ class Executor:
             raise ClientCrashed([shard.variant for shard in call.shards if client in shard.clients], client)
 
 
+def _stacked(*rows: Any) -> Any:
+    """A stack of arrays, or of tensors of types that NumPy does not have."""
+    return torch.stack(rows) if isinstance(rows[0], torch.Tensor) else np.stack(rows)
+
+
 def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialAggregate], sum_up: SumUp) -> Aggregate:
     """Combine partial aggregates. positions: of the clients of each partial aggregate, in `Exchange.clients`."""
     cost = CommunicationCost()
@@ -340,7 +347,13 @@ def _aggregate(exchange: Exchange, positions: Positions, partials: list[PartialA
                 "the same metrics from every client"
             )
     metrics = {name: np.concatenate([part.metrics[name] for part in partials])[back] for name in partials[0].metrics}
-    up = combine(partials, order[mask], sum_up) if mask.any() else {}
+    if exchange.reduce == "mean" and not mask.all() and not sum(partial.weight for partial in partials):
+        # Every client with a weight diverged.
+        mask[:] = False
+    try:
+        up = combine(partials, order[mask], sum_up) if mask.any() else {}
+    except ContractError as error:
+        raise UserError(f"algorithm.name: step {exchange.step.__name__}: {error}") from error
     deltas = [partial.client_model_delta for partial in partials if partial.client_model_delta is not None]
     each = [predictions for part in partials for predictions in part.predictions]
     predictions = None

@@ -37,7 +37,8 @@ class StateLayout:
 
     def __init__(self, initial: Tree):
         self.initial = initial
-        self.width = sum(_aligned(leaf.nbytes) for leaf in leaves(initial))
+        # A state without numbers has a record, too.
+        self.width = max(ALIGNED, sum(_aligned(leaf.nbytes) for leaf in leaves(initial)))
 
     @torch.no_grad()
     def pack(self, states: Tree, n: int) -> Tensor:

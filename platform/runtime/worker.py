@@ -24,7 +24,7 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import SPLITS, Slices
 from hedgerow.platform.models.vmap_check import compare_constants
-from hedgerow.platform.runtime.aggregation import PartialAggregate, to_cpu
+from hedgerow.platform.runtime.aggregation import PartialAggregate, check_kept, sum_of, to_cpu
 from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
@@ -226,7 +226,10 @@ class Worker:
             scheduled=() if self.device.type == "cpu" else [self._scheduled(shard) for shard in shards],
         )
         weights_of, waiting, held = [self._load(shard.weights) for shard in shards], list[Any](), 0
+        # Those of single clients on the CPU, where the step may return the same memory for each.
+        checked: list[tuple[Tree, float]] = []
         for rows, answers in chunks:
+            fresh: Tree = {}
             for shard, part, variant_weights, answer in zip(shards, partials, weights_of, answers, strict=True):
                 up, state, metrics, model = answer
                 if predictions := metrics.pop(PREDICTIONS, None):
@@ -238,13 +241,18 @@ class Worker:
                     weights = weights * metrics[shard.weighted_by].detach().to(weights.device, torch.float64)
                 finite = part.add(up, weights, metrics)
                 if shard.keeps_states and (state or self.track_models):
+                    fresh[str(shard.exchange)] = {"state": state, "model": model}
                     waiting.append((shard, np.arange(rows.start, rows.stop), state, model, finite, part))
                     held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
+            check_kept(checked, fresh)
             if held > (HELD if self.device.type == "cpu" else HELD_GPU):
                 self._keep_all(waiting)
+                checked.clear()
                 held = 0
+            elif rows.stop - rows.start == 1 and self.device.type == "cpu":
+                checked.append((fresh, sum_of(fresh)))
             # The next chunk takes their memory.
-            del answers, answer, up, state, metrics, model
+            del answers, answer, up, state, metrics, model, fresh
         self._keep_all(waiting)
 
     def _scheduled(self, shard: WorkShard) -> dict[str, float]:
@@ -292,10 +300,12 @@ class Worker:
         model: the clients' own models, {} if the step returns none.
         """
         if self.track_models:
-            before = self._lasting(shard, positions)[LATEST_CLIENT_MODEL]
+            before = self._lasting(shard, positions)
+            latest = before[LATEST_CLIENT_MODEL]
             if model:
-                part.add_client_model_delta(sub(model, before), finite)
-            state = {**state, LATEST_CLIENT_MODEL: model or before}
+                part.add_client_model_delta(sub(model, latest), finite)
+            # A step that returns no state changes none.
+            state = {**before, **state, LATEST_CLIENT_MODEL: model or latest}
         if not state:
             return positions[:0], {}
         if not finite.all():

@@ -94,7 +94,7 @@ def run_table(
         try:
             # All methods of a stream use the same data, which are built once.
             same = ready and ready[-1][0].row is one.row
-            ready.append((one, ready[-1][1] if same else check_search(one.search, data_root)))
+            ready.append((one, check_search(one.search, data_root, ready[-1][1] if same else None)))
         except UserError as error:
             absent.append(f"{one.name}: {error}")
     if not ready:

@@ -202,3 +202,25 @@ def test_a_process_that_takes_no_message_is_replaced(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert "was lost (it moved no data for 3 s, see resources.timeout) and replaced" in done.stdout, done.stderr
     assert outcome(folder_of(tmp_path))[0] == in_one_process(tmp_path, experiment, 2)
+
+
+MANY = """
+import time
+from hedgerow.platform.actors import forked
+
+forked.prepare()
+pids = []
+for _ in range(4):
+    worker = forked.ForkedWorker()
+    pids.append(worker.pid)
+    worker.close()
+    time.sleep(0.2)
+forked.ForkedWorker()
+print(all(pid in forked._ended for pid in pids))
+"""
+
+
+def test_ends_of_earlier_workers_are_read_before_the_next_one_starts():
+    """A process with many runs would otherwise not learn how a later worker has ended."""
+    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "True", done.stderr

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import flatten, tree_map
 from hedgerow.platform.runtime import aggregation
 from hedgerow.platform.runtime.aggregation import (
@@ -93,6 +94,39 @@ def test_a_client_that_diverged_counts_for_nothing():
     found = combine([partial.to_wire()], np.arange(CLIENTS))
     expected = mean(up["w"]["wide"], [0, 1, 3, 5, 6]).astype(np.float32)
     np.testing.assert_allclose(found["w"]["wide"].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3, 4, 5, 6]], [[client] for client in range(CLIENTS)]], ids=len)
+def test_a_client_whose_weight_is_not_a_number_counts_for_nothing(groups):
+    up, weights, partial = answers(), WEIGHTS.clone(), PartialAggregate("mean")
+    weights[1], weights[5] = float("nan"), float("inf")
+    finite = [
+        partial.add({"w": {name: leaf[group] for name, leaf in up["w"].items()}}, weights[group]) for group in groups
+    ]
+    assert torch.cat(finite).tolist() == [True, False, True, True, True, False, True]
+    found = combine([partial.to_wire()], np.arange(CLIENTS))
+    expected = mean(up["w"]["wide"], [0, 2, 3, 4, 6]).astype(np.float32)
+    np.testing.assert_allclose(found["w"]["wide"].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_update_in_half_precision_may_have_a_large_sum(together):
+    up, partial = torch.full((CLIENTS, 100_000), 2.0, dtype=torch.float16), PartialAggregate("mean")
+    for rows in [slice(None)] if together else [slice(i, i + 1) for i in range(CLIENTS)]:
+        assert partial.add({"w": up[rows]}, WEIGHTS[rows]).all()
+    assert torch.equal(combine([partial.to_wire()], np.arange(CLIENTS))["w"], torch.full((100_000,), 2.0))
+
+
+def test_memory_that_a_step_returns_again_and_changes_is_refused():
+    """The updates of the first clients wait, and would be those of the last."""
+    memory, partial = torch.zeros(1, 5), PartialAggregate("mean")
+    partial.add({"w": memory + 1}, WEIGHTS[:1])
+    partial.add({"w": memory[:, 1:], "constant": memory}, WEIGHTS[1:2])
+    partial.add({"w": memory + 2, "constant": memory}, WEIGHTS[2:3])
+    # Not noticed by the version of a tensor.
+    memory.numpy()[:] = 7
+    with pytest.raises(ContractError, match="return clones"):
+        partial.add({"w": memory[:, 1:]}, WEIGHTS[3:4])
 
 
 def test_a_stack_has_the_order_of_the_clients():

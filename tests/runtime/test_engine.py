@@ -11,13 +11,16 @@ from torch import nn
 from toys import Diverging, Stacker, Stateful, StraightThrough, TwoPhases
 
 from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.algorithms.core.messages import Exchange, StepResult
+from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.federated.fedavg import FedAvg
 from hedgerow.algorithms.federated.feddyn import FedDyn
 from hedgerow.algorithms.federated.fedsgd import FedSGD
 from hedgerow.algorithms.federated.scaffold import Scaffold
 from hedgerow.algorithms.optim import gradient
 from hedgerow.algorithms.personalized.per_fedavg import PerFedAvg
-from hedgerow.platform.config.experiment import EngineConfig
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import EngineConfig, Evaluation
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.runtime.autotune import (
     MEASURED_STEPS,
@@ -170,6 +173,80 @@ def test_when_everybody_diverges_the_server_stays_as_it_is():
     assert identical(model(run), small_task(DATA).init())
 
 
+class OnlyOneWeighs(Diverging):
+    """The weight of all clients but those that diverge is 0."""
+
+    def weights(self, cohort):
+        return (cohort.sizes == RAGGED.train_sizes.max()).astype(float)
+
+    def train(self, hp, down, state, data):
+        up, state, metrics, *_ = FedAvg.train(self, hp, down, state, data)
+        heavy = int(data.streams["train"][1].sum()) == RAGGED.train_sizes.max()
+        return {"w": {name: p + torch.nan if heavy else p for name, p in up["w"].items()}}, state, metrics
+
+
+def test_when_every_client_with_a_weight_diverges_the_server_stays_as_it_is():
+    hyper = {"batch_size": None, "lr": 0.2}
+    run = run_inline(OnlyOneWeighs, small_task(DATA), DATA, RAGGED, hyper, rounds=2, engine=LOOP)
+    assert [record["dropped"] for record in run] == [6, 6]
+    assert identical(model(run), small_task(DATA).init())
+
+
+class OneModule(FedAvg):
+    """A step that trains the same module for every client, and returns its parameters as they are."""
+
+    def train(self, hp, down, state, data):
+        self.own = getattr(self, "own", None) or {name: p.clone() for name, p in down["w"].items()}
+        for name, p in self.own.items():
+            p.copy_(down["w"][name])
+            p.sub_(float(data.x[next(data.batches()).rows].mean()))
+        return {"w": self.own}, state, {"loss": torch.zeros(())}
+
+
+def test_a_step_that_returns_the_same_memory_for_every_client_is_refused():
+    run = run_inline(OneModule, small_task(DATA), DATA, RAGGED, {}, rounds=1, engine=LOOP)
+    with pytest.raises(UserError, match=r"^algorithm.name: a step returns memory .*; return clones \(round 1\)$"):
+        list(run)
+
+
+class SameState(Stateful):
+    """The same for its states."""
+
+    def train(self, hp, down, state, data):
+        up, new, metrics, *_ = super().train(hp, down, state, data)
+        self.own = getattr(self, "own", None) or tree_map(torch.zeros_like, new)
+        tree_map(lambda own, leaf: own.copy_(leaf), self.own, new)
+        return up, self.own, metrics
+
+
+def test_a_step_that_returns_the_same_state_for_every_client_is_refused():
+    run = run_inline(SameState, small_task(DATA), DATA, RAGGED, {}, rounds=1, engine=LOOP)
+    with pytest.raises(UserError, match="a step returns memory"):
+        list(run)
+
+
+class StateInTheSecondStep(Stateful):
+    """Its first step returns no state."""
+
+    def round(self, server, cohort):
+        yield Exchange(self.look, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        return (yield from super().round(server, cohort))
+
+    def look(self, hp, down, state, data):
+        return StepResult({"loss": self.task.loss(down["w"], next(data.batches()))})
+
+
+@pytest.mark.parametrize("followed", ["server", "clients"])
+def test_a_step_that_returns_no_state_changes_none(followed):
+    evaluation = Evaluation(every=1, clients=0, model=followed)
+    once, twice = (
+        run_inline(algorithm, small_task(DATA), DATA, RAGGED, {}, rounds=3, engine=LOOP, evaluation=evaluation)
+        for algorithm in (Stateful, StateInTheSecondStep)
+    )
+    assert len(list(once)) == len(list(twice)) == 3
+    assert not identical(model(twice), small_task(DATA).init())
+
+
 def test_the_ledger_equals_the_hand_count():
     task = small_task(DATA)
     size = sum(p.numel() for p in task.init().values())
@@ -223,7 +300,6 @@ def test_clients_without_held_out_samples_are_left_out_of_the_means_over_clients
 
 
 def test_evaluation_on_schedule_and_after_the_last_round():
-    from hedgerow.platform.config.experiment import Evaluation
 
     run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, {}, rounds=5, evaluation=Evaluation(every=2))
     assert [r["round"] for r in run if "test_accuracy" in r] == [2, 4, 5]

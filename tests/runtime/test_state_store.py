@@ -259,6 +259,14 @@ def test_a_full_disk_is_one_sentence(monkeypatch):
     store.close()
 
 
+def test_a_state_without_numbers_is_kept():
+    store = StateStore({"own": {}, "none": torch.zeros(0)}, 2)
+    rows = store.rows(np.arange(2), keeps=True)
+    rows.write(np.arange(2), {"own": {}, "none": torch.zeros(2, 0)}, store.layout)
+    assert store.layout.unpack(rows.read(np.arange(2)))["none"].shape == (2, 0)
+    store.close()
+
+
 def test_a_state_of_another_shape_is_refused():
     store = StateStore({"x": torch.zeros(3)}, 2)
     rows = store.rows(np.arange(2), keeps=True)

@@ -374,6 +374,11 @@ BAD_FILES: list[tuple[str, str, tuple[str, ...]]] = [
         change(("name: fedavg", "name: json.JSONDecoder")),
         (":15:", "is not an algorithm; name a class t"),
     ),
+    (
+        "a loop of four",
+        add("engine: {plans: {train/clients: {mode: loop, chunk: 4}}}"),
+        ("engine.plans.train/clients", "`chunk` and `compiled` are for vmap; leave them out, or set `mode` to vmap"),
+    ),
     ("not a path", change(("name: fedavg", "name: .fedavg")), (":15: algorithm.name: '.fedavg' is not a dotted path",)),
     # Several mistakes, reported in the order of the file.
     (

@@ -79,6 +79,22 @@ class OtherType(Plain):
         return {**after, "rounds": server["rounds"] + 0.5}
 
 
+class SendsHalf(Plain):
+    def round(self, server, cohort):
+        half = {"w": {name: p.bfloat16() for name, p in server["w"].items()}}
+        result = yield Exchange(self.train, half, cohort.clients, batches=self.hyper.batches)
+        return {"w": result.up["w"]}
+
+
+class SameMemory(Plain):
+    def train(self, hp, down, state, data):
+        up, state, metrics, *_ = super().train(hp, down, state, data)
+        self.own = getattr(self, "own", None) or {name: p.clone() for name, p in up["w"].items()}
+        for name, p in up["w"].items():
+            self.own[name].copy_(p)
+        return {"w": self.own}, state, metrics
+
+
 class Needy(Plain):
     needs = frozenset({"validaton"})
 

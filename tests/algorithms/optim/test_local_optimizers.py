@@ -7,6 +7,7 @@ from helpers import blobs, distance, partition, run_inline, small_task
 from pydantic import ValidationError
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.optim.newton import newton
 from hedgerow.algorithms.optim.torch_optimizer import TorchOptimizer
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config import registries
@@ -152,3 +153,22 @@ def test_a_file_keeps_the_name_of_an_optimizer_and_a_section_its_arguments():
     assert section(optimizer="adam").model_dump()["optimizer"] == "adam"
     dumped = section(optimizer=RMSPROP).model_dump(mode="json")
     assert section(**dumped) == section(optimizer=RMSPROP)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_newton_solves_a_problem_with_a_feature_that_is_always_zero(batched):
+    """Its Hessian is singular: the feature's weight stays, and the others are those of least squares."""
+    generator = np.random.default_rng(0)
+    x = np.column_stack([generator.normal(size=(30, 3)), np.zeros(30)]).astype(np.float32)
+    y = generator.normal(size=30).astype(np.float32)
+    start = {"w": torch.tensor([1.0, -2.0, 3.0, 0.25])}
+
+    def solved(y):
+        def loss(w):
+            return 0.5 * (torch.from_numpy(x) @ w["w"] - y).square().mean()
+
+        return newton(loss, start, None, None, 0.0, batched)[0]["w"]
+
+    found = torch.func.vmap(solved)(torch.from_numpy(y)[None])[0] if batched else solved(torch.from_numpy(y))
+    expected = [*np.linalg.lstsq(x[:, :3], y, rcond=None)[0], 0.25]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
