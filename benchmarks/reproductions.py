@@ -153,8 +153,8 @@ def run_line(line: ReproductionLine, data_root: Path | None) -> None:
     result = next((one for one in results if one["settings"] == line.settings), new)
     if done.exists() and result is results[0]:
         # Its scores are kept; what they are compared with may have changed.
-        told = {key: new[key] for key in ("command", "note", "unit", "more_is_better", "claims", "compared")}
-        if result != (result := result | told):
+        comparison = {key: new[key] for key in ("command", "note", "unit", "more_is_better", "claims", "compared")}
+        if result != (result := result | comparison):
             done.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{line.name}: stored")
         return

@@ -258,7 +258,7 @@ def _functional(
 
 def _no_loss(w: Params) -> Tensor:
     """Loss of no step: NaN, on the device of the parameters."""
-    return torch.tensor(float("nan"), device=next((p.device for p in w.values()), None))
+    return torch.full((), float("nan"), device=next((p.device for p in w.values()), None))
 
 
 def plain_steps(hp: Any, steps: Tensor) -> Tensor:

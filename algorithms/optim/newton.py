@@ -14,7 +14,7 @@ STEPS = 12
 HALVINGS = 6
 
 DAMPING = 16
-"""Multiple of the smallest relative difference of two numbers."""
+"""Damping of a singular Hessian, in machine epsilons of its mean eigenvalue."""
 
 
 def newton(
@@ -61,7 +61,7 @@ def newton(
     for _ in range(STEPS):
         if not batched and slope.norm() <= 16 * torch.finfo(w.dtype).eps * (1 + w.norm()):
             break
-        step = _newton_step(hessian(w), slope)
+        step = _newton_step(hessian(w), slope, batched)
         origin = w
         for halving in range(HALVINGS):
             candidate = origin - 0.5**halving * step
@@ -76,13 +76,16 @@ def newton(
     return tree(w), loss(tree(w))
 
 
-def _newton_step(hessian: Tensor, slope: Tensor) -> Tensor:
-    """Newton step. A singular Hessian, such as that of a feature that is always 0, is made regular: DAMPING times its
-    mean eigenvalue is added to all of them.
+def _newton_step(hessian: Tensor, slope: Tensor, batched: bool) -> Tensor:
+    """Newton step. A singular Hessian, such as that of a feature that is always 0, is made regular: DAMPING machine
+    epsilons of its mean eigenvalue are added to its diagonal.
     """
     step = torch.linalg.solve_ex(hessian, slope).result
-    damping = DAMPING * torch.finfo(hessian.dtype).eps * hessian.diagonal().mean() * torch.eye(len(slope)).to(hessian)
-    return torch.where(step.isfinite().all(), step, torch.linalg.solve_ex(hessian + damping, slope).result)
+    if not batched and step.isfinite().all():
+        return step
+    damping = DAMPING * torch.finfo(hessian.dtype).eps * hessian.diagonal().mean()
+    regular = hessian + damping * torch.eye(len(slope), dtype=hessian.dtype, device=hessian.device)
+    return torch.where(step.isfinite().all(), step, torch.linalg.solve_ex(regular, slope).result)
 
 
 def _flat(tree: Params, names: Any) -> Tensor:

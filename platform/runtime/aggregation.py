@@ -33,26 +33,31 @@ def finite_clients(up: Tree, count: int) -> Tensor:
 
 
 def _sum_type(leaf: Tensor) -> torch.dtype | None:
-    """Type of a sum of floats; None: their own. In half precision it would overflow."""
-    return torch.float32 if leaf.element_size() < 4 else None
+    """Type of a sum; None: torch's own. In half precision it would overflow."""
+    return torch.float32 if leaf.is_floating_point() and leaf.element_size() < 4 else None
 
 
-def sum_of(tree: Tree) -> float:
-    """Sum of the floats of a tree on the CPU: finite exactly when they are, and another one when they change."""
-    floats = (leaf for leaf in leaves(tree) if leaf.is_floating_point())
-    return sum((float(leaf.sum(dtype=_sum_type(leaf))) for leaf in floats), 0.0)
+Content = tuple[float, float]
+"""Sum of a tree's numbers, and of the first of each leaf."""
 
 
-def check_kept(waiting: Iterable[tuple[Tree, float]], new: Tree) -> None:
-    """Raise ContractError if a step has changed what it returned for earlier clients, since it returns the same memory
-    for each.
+def content_of(tree: Tree) -> Content:
+    """Content of a tree on the CPU. The sum is finite when the numbers are, unless they are extremely large."""
+    every = [leaf for leaf in leaves(tree) if leaf.numel() and not leaf.is_complex()]
+    total = sum((float(leaf.sum(dtype=_sum_type(leaf))) for leaf in every), 0.0)
+    return total, sum((float(leaf[(0,) * leaf.dim()]) for leaf in every), 0.0)
 
-    waiting: what it returned for them, with its sum at that time. new: what it returns for a later client.
+
+def check_no_reuse(earlier: Iterable[tuple[Tree, Content]], new: Tree) -> None:
+    """Raise ContractError if a step has changed its result for an earlier client, since it returns the same memory for
+    each.
+
+    earlier: results for some clients, with their contents at that time. new: result for a later client.
     """
     memory = {leaf.data_ptr() for leaf in leaves(new) if leaf.numel()}
-    for tree, total in waiting:
+    for tree, content in earlier:
         # Two clients may have the same constant. NaN is no change.
-        if any(leaf.data_ptr() in memory for leaf in leaves(tree)) and str(sum_of(tree)) != str(total):
+        if any(leaf.data_ptr() in memory for leaf in leaves(tree)) and str(content_of(tree)) != str(content):
             raise ContractError("a step returns memory that the step of a later client changes; return clones", "name")
 
 
@@ -158,8 +163,8 @@ class PartialAggregate:
     the shard, and leaves with one row for each."""
     _chunks: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = field(default_factory=list, init=False)
     """Source of `weight`, `contributed` and `metrics`, see `to_wire`."""
-    _waiting: list[tuple[Tree, float, float]] = field(default_factory=list, init=False)
-    """Updates of single clients with their weights and sums, which are added several at a time."""
+    _waiting: list[tuple[Tree, float, Content]] = field(default_factory=list, init=False)
+    """Updates of single clients with their weights and contents, which are added several at a time."""
 
     def add(self, up: Tree, weights: Tensor, metrics: dict[str, Tensor] | None = None) -> Tensor:
         """Add a chunk of C clients; returns which of them sent only finite numbers and have a finite weight, (C,).
@@ -170,7 +175,9 @@ class PartialAggregate:
         Clients that diverged are removed before the weighting: a zero weight is not enough, since 0 * NaN is NaN.
         """
         first = next(leaves(up), None)
-        if first is not None and first.device.type != "cpu" and self.reduce != "stack":
+        if first is None and self.reduce != "stack":
+            finite = weights.isfinite()
+        elif first is not None and first.device.type != "cpu" and self.reduce != "stack":
             total = self.total = self.total if isinstance(self.total, FlatSum) else FlatSum.zero(up)
             finite = total.add(up, weights)
         else:
@@ -186,10 +193,10 @@ class PartialAggregate:
         if len(weights) == 1 and self.reduce != "stack":
             return torch.tensor([self._add_one(up, float(weights))])
         finite = finite_clients(up, len(weights))
-        finite &= weights.isfinite().to(finite.device)
+        finite = finite & weights.isfinite().to(finite.device)
         if self.reduce == "stack":
             self.stacks.append(tree_map(lambda leaf: _to_numpy(leaf[finite.to(leaf.device)]), up))
-        elif next(leaves(up), None) is not None:
+        else:
             if not finite.all():
                 up, weights = _finite_rows(up, finite), weights[finite]
             self._add_waiting()
@@ -199,14 +206,14 @@ class PartialAggregate:
 
     def _add_one(self, up: Tree, weight: float) -> bool:
         """Add a client on the CPU, later with others; returns whether it is finite."""
-        check_kept(((tree, total) for tree, _, total in self._waiting), up)
-        total = sum_of(up)
-        if not isfinite(total) or not isfinite(weight):
+        check_no_reuse(((tree, content) for tree, _, content in self._waiting), up)
+        content = content_of(up)
+        if not isfinite(content[0]) or not isfinite(weight):
             return False
-        if size := sum(leaf.nbytes for leaf in leaves(up)):
-            self._waiting.append((up, weight, total))
-            if len(self._waiting) == TOGETHER or len(self._waiting) * size >= WAITING_BYTES:
-                self._add_waiting()
+        self._waiting.append((up, weight, content))
+        size = sum(leaf.nbytes for leaf in leaves(up))
+        if len(self._waiting) == TOGETHER or len(self._waiting) * size >= WAITING_BYTES:
+            self._add_waiting()
         return True
 
     def _add_waiting(self) -> None:

@@ -38,7 +38,7 @@ from hedgerow.platform.common.own_code_errors import own_error
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
-from hedgerow.platform.runtime.aggregation import check_kept, sum_of
+from hedgerow.platform.runtime.aggregation import Content, check_no_reuse, content_of
 from hedgerow.platform.runtime.engine import Samples
 from hedgerow.platform.runtime.evaluation import evaluate, output_keeper, validate
 from hedgerow.platform.runtime.exchange_costs import Delivery, NoContributionsError
@@ -133,8 +133,8 @@ class _Contract(Middleware):
         """Name of the step that ran last."""
         self.has_models = False
         """Whether a step has returned clients' own models."""
-        self._kept: dict[str, tuple[Tree, float]] = {}
-        """Result of each step of an exchange for its last client, with its sum."""
+        self._last_results: dict[str, tuple[Tree, Content]] = {}
+        """Result of each step of an exchange for its last client, with its content."""
         for method in (inner.round, inner.evaluate):
             setattr(inner, method.__name__, partial(self.generate, method))
 
@@ -161,7 +161,7 @@ class _Contract(Middleware):
                 if any(leaf.dtype == torch.bfloat16 for leaf in leaves(sent)):
                     raise ContractError(f"`{name}` sends bfloat16, which messages do not carry; send float32")
             self.trains = name == "round"
-            self._kept.clear()
+            self._last_results.clear()
             reply = yield request
 
     def check_result(self, method: str, server: Tree, result: Any) -> None:
@@ -194,13 +194,13 @@ class _Contract(Middleware):
         result = self.checked(answer)
         self.has_models |= bool(result.model) and self.trains
         if not data.batched:
-            kept = {"update": result.update, "state": result.state}
+            trees, last = {"update": result.update, "state": result.state}, self._last_results.get(self.step)
             try:
-                check_kept(filter(None, [self._kept.get(self.step)]), kept)
+                check_no_reuse([last] if last else [], trees)
             except ContractError as error:
                 # Without the key, so that the sentence names the class.
                 raise ContractError(str(error)) from None
-            self._kept[self.step] = kept, sum_of(kept)
+            self._last_results[self.step] = trees, content_of(trees)
         # Divergence does not break the contract: non-finite values become zeros.
         return result._replace(update=tree_map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0), result.update))
 

@@ -24,7 +24,7 @@ from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.partition import SPLITS, Slices
 from hedgerow.platform.models.vmap_check import compare_constants
-from hedgerow.platform.runtime.aggregation import PartialAggregate, check_kept, sum_of, to_cpu
+from hedgerow.platform.runtime.aggregation import Content, PartialAggregate, check_no_reuse, content_of, to_cpu
 from hedgerow.platform.runtime.autotune import Measurement, shortened
 from hedgerow.platform.runtime.engine import Samples, run_clients
 from hedgerow.platform.runtime.process import free_memory, memory_in_use, peak, reset_peak
@@ -226,8 +226,8 @@ class Worker:
             scheduled=() if self.device.type == "cpu" else [self._scheduled(shard) for shard in shards],
         )
         weights_of, waiting, held = [self._load(shard.weights) for shard in shards], list[Any](), 0
-        # Those of single clients on the CPU, where the step may return the same memory for each.
-        checked: list[tuple[Tree, float]] = []
+        # That of the last single client on the CPU, where the step may return the same memory for each.
+        last: list[tuple[Tree, Content]] = []
         for rows, answers in chunks:
             fresh: Tree = {}
             for shard, part, variant_weights, answer in zip(shards, partials, weights_of, answers, strict=True):
@@ -244,13 +244,13 @@ class Worker:
                     fresh[str(shard.exchange)] = {"state": state, "model": model}
                     waiting.append((shard, np.arange(rows.start, rows.stop), state, model, finite, part))
                     held += sum(leaf.nbytes for tree in (state, model) for leaf in leaves(tree))
-            check_kept(checked, fresh)
+            check_no_reuse(last, fresh)
             if held > (HELD if self.device.type == "cpu" else HELD_GPU):
                 self._keep_all(waiting)
-                checked.clear()
+                last.clear()
                 held = 0
-            elif rows.stop - rows.start == 1 and self.device.type == "cpu":
-                checked.append((fresh, sum_of(fresh)))
+            elif fresh and rows.stop - rows.start == 1 and self.device.type == "cpu":
+                last = [(fresh, content_of(fresh))]
             # The next chunk takes their memory.
             del answers, answer, up, state, metrics, model, fresh
         self._keep_all(waiting)

@@ -123,10 +123,17 @@ def test_memory_that_a_step_returns_again_and_changes_is_refused():
     partial.add({"w": memory + 1}, WEIGHTS[:1])
     partial.add({"w": memory[:, 1:], "constant": memory}, WEIGHTS[1:2])
     partial.add({"w": memory + 2, "constant": memory}, WEIGHTS[2:3])
-    # Not noticed by the version of a tensor.
-    memory.numpy()[:] = 7
+    # Its sum stays, and the version of the tensor.
+    memory.numpy()[:] = [[7, -7, 1, -1, 0]]
     with pytest.raises(ContractError, match="return clones"):
         partial.add({"w": memory[:, 1:]}, WEIGHTS[3:4])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_update_without_numbers_comes_back(rows):
+    partial = PartialAggregate("mean")
+    partial.add({"w": {"none": torch.zeros(rows, 0)}}, WEIGHTS[:rows])
+    assert combine([partial.to_wire()], np.arange(rows))["w"]["none"].shape == (0,)
 
 
 def test_a_stack_has_the_order_of_the_clients():
