@@ -154,8 +154,8 @@ def run_line(line: ReproductionLine, data_root: Path | None) -> None:
     if done.exists() and result is results[0]:
         # Its scores are kept; what they are compared with may have changed.
         comparison = {key: new[key] for key in ("command", "note", "unit", "more_is_better", "claims", "compared")}
-        if result != (result := result | comparison):
-            done.write_text(json.dumps(result, indent=1) + "\n")
+        if (renewed := result | comparison) != result:
+            done.write_text(json.dumps(renewed, indent=1) + "\n")
         print(f"{line.name}: stored")
         return
     STARTED.mkdir(parents=True, exist_ok=True)

@@ -255,7 +255,7 @@ def _pays(compiled: ExecutionPlan, best: ExecutionPlan, workload: Workload, meas
     try:
         seconds = workload.seconds(best, measure(best, None))
         return workload.seconds(compiled, measure(compiled, None)) < seconds
-    except (ClientCrashed, ObjectsLost, UserError):
+    except (ClientCrashed, ObjectsLost):
         raise
     except Exception as error:  # no compiler on this machine, or a step that cannot be traced
         logging.getLogger(__name__).info("not compiled: %s", error)
