@@ -115,8 +115,8 @@ def measured(name: str) -> str:
         return f"Stored result: `benchmarks/results/{name}`\n"
     lines = [re.sub(r"\|(?=  ?\|)", "| -", line) for line in table.read_text().splitlines() if line.startswith("|")]
     by_grid = any(line.get("grid") for line in json.loads(file.read_text()).get("lines", []))
-    chosen = "\nEach method has the best configuration of its grid, chosen by the scores of this table.\n" if by_grid else ""
-    body = indented("\n".join(lines) + "\n" + chosen)
+    sentence = "\nEach method has the best configuration of its grid, chosen by the scores of this table.\n"
+    body = indented("\n".join(lines) + "\n" + (sentence if by_grid else ""))
     link = f"[all of it](benchmarks/results/{folder.relative_to(RESULTS).as_posix()}/table.md)"
     return f'??? example "One seed: {folder.name}"\n\n{body}\n    {link}\n'
 
