@@ -19,7 +19,7 @@ from typing import Any
 
 from jobs import write_job
 from measuring import RESULTS, conditions
-from trials import CONTENDERS, HERE, OURS, OURS_ON_RAY, Contender, Failed, installed, python_of, run_trial, steady_ms
+from trials import CONTENDERS, HERE, OURS, Contender, Failed, installed, python_of, run_trial, steady_ms
 from workloads import WORKLOADS, Workload
 
 from hedgerow.platform.common.numbers import percent
@@ -75,16 +75,13 @@ def compare(
                 checks[name] = run
                 status = f"{run['apart']:.1g} apart"
             print(f"  {repeat}/{repeats} {name}: {status}, {run['s to round 1']} s to round 1", flush=True)
-    # Hedgerow as it starts by default, or on Ray where only that was measured.
-    reference = OURS if OURS in runs else OURS_ON_RAY
-    ours = [steady_ms(run) for run in runs.get(reference, [])]
+    ours = [steady_ms(run) for run in runs.get(OURS, [])]
     # A contender that failed later has no complete set of repeats to compare.
     rows = {name: _row(checks[name], mine, ours) for name, mine in runs.items() if name not in problems}
     return {
         "workload": workload.title,
         "rounds": workload.rounds,
         "data": job.source.told,
-        "reference": reference,
         "rows": rows,
         "problems": problems,
         "checks": checks,

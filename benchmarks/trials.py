@@ -48,8 +48,8 @@ class Contender:
     """Hedgerow's `resources.executor`."""
 
 
-OURS, OURS_ON_RAY = "hedgerow", "hedgerow, on Ray"
-"""Hedgerow with its defaults, starting in its own process, and with all rounds on client actors."""
+OURS = "hedgerow"
+"""Hedgerow with its defaults."""
 
 CONTENDERS = [
     Contender("bare loop", "bare:one"),
@@ -58,7 +58,7 @@ CONTENDERS = [
     Contender("pfl", "pfl_sim:two", "pfl.txt"),
     Contender("flower", "flower_sim:run", "flower.txt"),
     Contender(OURS, "hedgerow_api:main", executor="auto"),
-    Contender(OURS_ON_RAY, "hedgerow_api:main", executor="ray"),
+    Contender("hedgerow, on Ray", "hedgerow_api:main", executor="ray"),
 ]
 
 

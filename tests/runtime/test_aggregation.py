@@ -129,6 +129,12 @@ def test_memory_that_a_step_returns_again_and_changes_is_refused():
         partial.add({"w": memory[:, 1:]}, WEIGHTS[3:4])
 
 
+def test_a_stack_of_bfloat16_is_one_of_float32():
+    numbers, partial = torch.arange(2 * CLIENTS).reshape(CLIENTS, 2), PartialAggregate("stack")
+    partial.add({"w": numbers.bfloat16()}, WEIGHTS)
+    assert torch.equal(combine([partial.to_wire()], np.arange(CLIENTS))["w"], numbers.float())
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_an_update_without_numbers_comes_back(rows):
     partial = PartialAggregate("mean")

@@ -249,6 +249,57 @@ def test_a_step_that_returns_no_state_changes_none(followed, tmp_path):
     assert sorted(log.read_text().split()) == [*6 * "0", *6 * "1", *6 * "2"]
 
 
+class Shifted(FedAvg):
+    """The first step of a round writes an entry to the state, of a type that NumPy may not have; the second adds it."""
+
+    dtype = torch.float32
+
+    def round(self, server, cohort):
+        yield Exchange(self.look, {"w": server["w"]}, cohort.clients, batches=self.hyper.batches)
+        return (yield from super().round(server, cohort))
+
+    def look(self, hp, down, state, data):
+        labels = next(data.batches()).y
+        return StepResult({}, {"label": labels[0].to(self.dtype)})
+
+    def train(self, hp, down, state, data):
+        up, _, metrics, *_ = super().train(hp, down, {}, data)
+        return {"w": {name: p + state["label"].float() for name, p in up["w"].items()}}, {}, metrics
+
+
+class ShiftedInHalf(Shifted):
+    dtype = torch.bfloat16
+
+
+def test_an_entry_for_the_rest_of_a_round_may_be_in_bfloat16():
+    whole, half = (
+        run_inline(algorithm, small_task(DATA), DATA, RAGGED, {}, rounds=2, engine=LOOP)
+        for algorithm in (Shifted, ShiftedInHalf)
+    )
+    assert len(list(whole)) == len(list(half)) == 2
+    # Labels are exact in both types.
+    assert identical(model(whole), model(half))
+
+
+class Alone(FedAvg):
+    """Counts the clients that are trained alone."""
+
+    trained = 0
+
+    def train(self, hp, down, state, data):
+        Alone.trained += not data.batched
+        return super().train(hp, down, state, data)
+
+
+def test_clients_that_only_fill_up_a_chunk_are_not_trained_alone():
+    engine = EngineConfig(mode="vmap", chunk=4)
+    run = run_inline(Alone, small_task(DATA), DATA, RAGGED, {"batch_size": 8}, rounds=1, engine=engine)
+    worker = run.executor.transport.build()
+    worker.samples["clients"] = replace(worker.samples["clients"], takes_padding=False)
+    list(run)
+    assert Alone.trained == len(RAGGED.train_sizes) == 6
+
+
 def test_the_ledger_equals_the_hand_count():
     task = small_task(DATA)
     size = sum(p.numel() for p in task.init().values())

@@ -1,5 +1,7 @@
 """Local optimisers are torch's, in a loop and batched, with every term of a method's local objective."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from helpers import blobs, distance, partition, run_inline, small_task
 from pydantic import ValidationError
 from torch.nn import functional as F  # noqa: N812
 
+from hedgerow.algorithms.optim.local_sgd import minimize
 from hedgerow.algorithms.optim.newton import newton
 from hedgerow.algorithms.optim.torch_optimizer import TorchOptimizer
 from hedgerow.platform.common.errors import UserError
@@ -172,3 +175,14 @@ def test_newton_solves_a_problem_with_a_feature_that_is_always_zero(batched):
     found = torch.func.vmap(solved)(torch.from_numpy(y)[None])[0] if batched else solved(torch.from_numpy(y))
     expected = [*np.linalg.lstsq(x[:, :3], y, rcond=None)[0], 0.25]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_without_mini_batches_keeps_its_start_under_newton():
+    hp, data = (
+        SimpleNamespace(solver="newton", weight_decay=0.1),
+        SimpleNamespace(batches=lambda _: iter(()), batched=False),
+    )
+    start = TASK.init()
+    w, loss = minimize(TASK.loss, start, data, hp)
+    assert distance(w, start) == 0
+    assert loss.isnan()
