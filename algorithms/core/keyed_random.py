@@ -3,11 +3,13 @@ torch's generator, seeded for the model's own layers.
 """
 
 import math
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +30,12 @@ def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
         if is_gpu:
             torch.cuda.manual_seed(seed)
         yield
+
+
+def other_generators() -> Any:
+    """States of the generators of Python and NumPy, which nothing seeds."""
+    kind, words, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, bytes(words), tuple(rest)  # type: ignore[arg-type]
 
 
 def subkey(key: Tensor, purpose: int) -> Tensor:

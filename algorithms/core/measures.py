@@ -204,7 +204,8 @@ class Scoring:
         return "samples" if self.measures[name].counts_samples else _count(name)
 
     def per_client(self, results: Mapping[str, Any], name: str, samples: Samples | None = None) -> Any:
-        """Values of a measure for each client that has samples to be scored on, as an array.
+        """Values of a measure for each client that has samples to be scored on, as an array; those for which it is
+        undefined are left out.
 
         samples: outputs and targets of all clients, one after the other.
         """
@@ -213,8 +214,11 @@ class Scoring:
             if not len(samples[1]):
                 return np.zeros(0)
             ends = np.cumsum(results["samples"][results["samples"] > 0]).astype(int)[:-1]
-            parts = zip(*(np.split(array, ends) for array in samples), strict=True)
-            return np.array([self.measures[name].of_all(*part) for part in parts])
+            parts = list(zip(*(np.split(array, ends) for array in samples), strict=True))
+            values = [self.measures[name].of_all(*part) for part in parts]
+            # A model that diverged has no value either, and counts.
+            diverged = [not np.isfinite(outputs).all() for outputs, _ in parts]
+            return np.array([one for one, bad in zip(values, diverged, strict=True) if bad or not math.isnan(one)])
         measure, totals, counts = self.measures[name], results[_total(name)], results[self.count(name)]
         values = (totals[counts > 0] / counts[counts > 0]).astype(float)
         return np.array([measure.finished(value) for value in values.tolist()])

@@ -183,11 +183,18 @@ class Aggregate:
     """Predictions on the clients' samples, if the step returns them."""
     expected: float | None = None
     """Expected number of clients, by which a noisy sum was divided; None: by their actual number."""
+    repeated: int = 0
+    """Number of updates after the first of the same client, which may arrive more than once in an asynchronous step."""
+
+    @property
+    def updates(self) -> int:
+        """Number of updates that entered the reduction."""
+        return int(self.contributed.sum()) + self.repeated
 
     @property
     def clients(self) -> float:
         """Number of clients that the mean stands for; the actual number, unless that is private."""
-        return int(self.contributed.sum()) if self.expected is None else self.expected
+        return self.updates if self.expected is None else self.expected
 
 
 Exchanges = Generator[Exchange | list[Exchange], Any, Any]

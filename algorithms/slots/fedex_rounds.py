@@ -123,6 +123,13 @@ class FedExRounds(Middleware):
             state = updated(state, self.draws, errors, self.sizes, settings)
         return {**after, FEDEX: state}
 
+    def lost(self, server: Tree, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
+        self.begin(server)
+        for exchange, result in exchanged:
+            self.after(exchange, result)
+        self.contributed[:] = False
+        return self.end(server, {})
+
     def round_metrics(self, server: Tree) -> dict[str, float]:
         """Returns probability and number of draws of value j of distribution i: `theta_i_j` and `draws_i_j`."""
         metrics = dict[str, float]()

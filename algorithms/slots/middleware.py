@@ -64,6 +64,13 @@ class Middleware:
         """Returns the server state after a round. server: the state before it. after: as the algorithm returned it."""
         return after
 
+    def lost(self, server: Tree, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
+        """Returns entries of the server state that change after a round to which no client contributed.
+
+        exchanged: the last parallel exchanges of the round with their results.
+        """
+        return {}
+
     def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         """Runs a client step. name: its name, maybe with `AS_IS`."""
         return StepResult.of(step(hp, down, state, data))
@@ -170,6 +177,14 @@ class ComposedAlgorithm:
         for one in middleware if trains else ():
             result = one.end(server, result)
         return result
+
+    def lost(self, server: Tree, cohort: Cohort, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
+        """Returns the server state after a round to which no client contributed. exchanged: see Middleware."""
+        after = server
+        for one in map(copy, self.middleware):
+            one.cohort, one.trains = cohort, True
+            after = {**after, **one.lost(server, exchanged)}
+        return after
 
     def evaluate_params(self, server: Tree) -> Tree:
         w = self.inner.evaluate_params(self._own(server))

@@ -44,7 +44,7 @@ RECEIVED = "@transforms"
 """Input of a client step: entries of the server states of the transforms that clients receive."""
 
 REPORTS = "@reports"
-"""Entry of a client step's result: what the client parts of transforms report."""
+"""Start of the metrics of a client step that the client parts of transforms report."""
 
 
 class SlotRounds(Middleware):
@@ -227,7 +227,6 @@ class SlotRounds(Middleware):
         likes = self._likes(step)
         # Without any client, the sum of a noisy mechanism is 0.
         update = {name: result.up[name] if result.up else zeros_like(like) for name, like in likes.items()}
-        reports = result.up.get(REPORTS, {})
         is_stack = self._stacks and result.contributed.any()
         if is_stack:
             if attack is not None and attack.colludes:
@@ -236,7 +235,6 @@ class SlotRounds(Middleware):
             if exchange.weighted_by:
                 weights = weights * result.metrics[exchange.weighted_by]
             counted = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
-            reports = tree_map(lambda leaf: (counted @ leaf.double() / counted.sum()).float(), reports)
             if rule.incompatibility(len(counted)) is not None:
                 # Too many clients dropped out or diverged.
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
@@ -247,10 +245,14 @@ class SlotRounds(Middleware):
                 seed = self.cohort.seed_for(f"transform {i} {step} {place} {exchange.position}")
                 path = (str(i), step, place or "joint")
                 source = update if transform.joint else update[place]
-                state = {**_get(self.states, path), **_get(reports, (str(i), place or "joint"))}
-                output, state = transform.server(
-                    source, state, like, seed, int(result.contributed.sum()), self._bound_before(i, step)
-                )
+                # Not weighted, unlike the updates.
+                reports = {
+                    key: torch.tensor(result.metrics[_report(path, key)][result.contributed].mean()).float()
+                    for key in transform.reports
+                    if result.contributed.any()
+                }
+                state = {**_get(self.states, path), **reports}
+                output, state = transform.server(source, state, like, seed, result.updates, self._bound_before(i, step))
                 update = output if transform.joint else {**update, place: output}
                 if state:
                     _put(self.states, path, state)
@@ -259,8 +261,7 @@ class SlotRounds(Middleware):
             for name, part in self.inner.parts[step].items()
             if name in update
         }
-        others = {name: value for name, value in result.up.items() if name != REPORTS}
-        return self.inner.project({**others, **values})
+        return self.inner.project({**result.up, **values})
 
     def _bound_before(self, i: int, step: str) -> float | None:
         """Largest norm of the updates that transform i receives."""
@@ -303,10 +304,10 @@ class SlotRounds(Middleware):
                 memory, extra = objective.end(task, hp, model, slot_state.get(OBJECTIVE, {}), context, data)
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if rewrites:
-            up, new_state, transforms = self._sent(
+            up, new_state, transforms, reports = self._sent(
                 name, hp, down, inner_state, (up, new_state), slot_state.get(TRANSFORMS, {}), received, data, attacks
             )
-            slot_state |= _branches({TRANSFORMS: transforms})
+            slot_state, metrics = slot_state | _branches({TRANSFORMS: transforms}), {**metrics, **reports}
         return StepResult(up, {**new_state, **slot_state}, metrics, model)
 
     def _sent(
@@ -320,8 +321,9 @@ class SlotRounds(Middleware):
         received: Tree,
         data: ClientData,
         attacks: Tensor | None,
-    ) -> tuple[Tree, Tree, Tree]:
-        """Returns a client's updates after all transforms, its new state, and its new states of the transforms.
+    ) -> tuple[Tree, Tree, Tree, dict[str, Tensor]]:
+        """Returns a client's updates after all transforms, its new state, its new states of the transforms, and what
+        these report.
 
         state: the client's state before the step.
         answer: the update and the new state that the step returned.
@@ -341,10 +343,10 @@ class SlotRounds(Middleware):
             malicious = attack.client(hp.attack, update, _key(attack, data, "attack"))
             update = tree_map(lambda bad, own: torch.where(attacks, bad, own), malicious, update)
         if not transforms:
-            return {**up, **update}, new_state, states
+            return {**up, **update}, new_state, states, {}
         diverged = ~torch.stack([leaf.sum() for leaf in leaves(update)]).sum().isfinite()
         states = _copied(states)
-        reports: Tree = {}
+        reports: dict[str, Tensor] = {}
         message = update
         for i, transform in enumerate(transforms):
             places = [""] if transform.joint else list(update)
@@ -353,8 +355,7 @@ class SlotRounds(Middleware):
                 key = _key(transform, data, f"{i} {place}")
                 before = {**_get(states, path), **_get(received, (str(i), place or "joint"))}
                 output, transform_state = transform.client(hp.transforms[i], source, before, key)
-                if transform.reports:
-                    _put(reports, (str(i), place or "joint"), {key: transform_state[key] for key in transform.reports})
+                reports |= {_report(path, key): transform_state[key] for key in transform.reports}
                 foreign = (*transform.receives, *transform.reports)
                 transform_state = {key: entry for key, entry in transform_state.items() if key not in foreign}
                 update = output if transform.joint else {**update, place: output}
@@ -367,7 +368,7 @@ class SlotRounds(Middleware):
             for name, part in covered_parts.items()
         }
         new_state = {**new_state, **self.inner.remember(hp.algorithm, down, values, state)}
-        return {**up, **_marked(update, diverged), **_branches({REPORTS: reports})}, new_state, states
+        return {**up, **_marked(update, diverged)}, new_state, states, reports
 
     def _poisoned(self, data: ClientData, attacks: Tensor) -> ClientData:
         """Returns the data of a client, with flipped labels if it attacks in that way."""
@@ -409,6 +410,11 @@ def _key(slot: Attack | Transform, data: ClientData, purpose: str) -> Tensor | N
         return None
     assert data.key is not None
     return subkey(data.key, crc32(purpose.encode()))
+
+
+def _report(path: tuple[str, ...], key: str) -> str:
+    """Name of the metric that has what a transform reports."""
+    return "/".join((REPORTS, *path, key))
 
 
 def _marked(update: Tree, diverged: Tensor) -> Tree:

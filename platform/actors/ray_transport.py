@@ -92,13 +92,14 @@ class ClientActor:
         free_memory()
 
     @own_errors()
-    def call(self, method: str, arguments: bytes, broadcasts: Any, apart: bool, *blocks: np.ndarray) -> Any:
+    def call(self, message: bytes, broadcasts: Any, *blocks: np.ndarray) -> Any:
         """Call a method of the worker.
 
-        blocks: those of the rows of all shards, one after the other. Returns the answer; after it, for `run`, the new
-        states of each shard and, if `apart`, its sum.
+        message: the method, its arguments, and whether sums are apart; as one, since Ray's time grows with the number
+        of arguments. blocks: those of the rows of all shards, one after the other. Returns the answer; after it, for
+        `run`, the new states of each shard and, if apart, its sum.
         """
-        values = unpack(arguments)
+        method, values, apart = unpack(message)
         if broadcasts is None:
             return getattr(self.worker, method)(*values)
         shards, given = values[0], list(blocks)
@@ -177,7 +178,7 @@ class RayTransport:
         if method == "run":
             count = sum(shard.rows.objects for shard in own) + (len(shards) if self.several_nodes else 0)
         call = self.actors[worker].call.options(num_returns=1 + count)
-        result = call.remote(method, pack(arguments), shared, self.several_nodes, *blocks)
+        result = call.remote(pack((method, arguments, self.several_nodes)), shared, *blocks)
         answer, *objects = result if count else [result]
         self._calls[answer] = _Call(worker, answer, shards, objects)
 

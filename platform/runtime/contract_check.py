@@ -19,6 +19,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.algorithm import Algorithm, Need
 from hedgerow.algorithms.core.client_data import ClientData, UnknownStreamError
 from hedgerow.algorithms.core.inference import shorter
+from hedgerow.algorithms.core.keyed_random import other_generators
 from hedgerow.algorithms.core.messages import (
     PREDICTIONS,
     Aggregate,
@@ -184,6 +185,7 @@ class _Contract(Middleware):
 
     def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         self.step = name.removesuffix(AS_IS)
+        drawn, others = torch.get_rng_state(), other_generators()
         try:
             answer = step(hp, down, state, data)
         except UnknownStreamError as error:
@@ -191,6 +193,16 @@ class _Contract(Middleware):
                 f"its step `{self.step}` reads the stream {error.stream!r}, but its Exchange has "
                 f"{', '.join(map(repr, data.streams)) or 'none'}; add it to `batches`"
             ) from error
+        if other_generators() != others:
+            raise ContractError(
+                f"its step `{self.step}`, or the loss, draws from NumPy or Python's random, which no seed determines; "
+                "draw from torch, and yield its Exchange with keyed=True"
+            )
+        if data.key is None and not torch.equal(torch.get_rng_state(), drawn):
+            raise ContractError(
+                f"its step `{self.step}`, or the loss, draws random numbers that no seed determines; yield its "
+                "Exchange with keyed=True, and draw none in a loss"
+            )
         result = self.checked(answer)
         self.has_models |= bool(result.model) and self.trains
         if not data.batched:

@@ -162,7 +162,8 @@ def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> Ro
 def client_scores(result: Aggregate, scoring: Scoring, personal: bool) -> tuple[list[float], RoundRecord]:
     """Accuracies of clients on their own samples in ascending order (quantiles if there are many; none without
     accuracies), and the mean of each metric over the clients. The tenth with the worst values of the main metric has
-    its own mean. Clients without samples to be scored on are left out, and counted in `unscored_clients`.
+    its own mean. Clients without samples to be scored on are left out, and counted in `unscored_clients`; those for
+    which a metric is undefined, in `unscored_clients_METRIC`.
 
     personal: include the highest and the lowest value of the main metric.
     """
@@ -172,6 +173,8 @@ def client_scores(result: Aggregate, scoring: Scoring, personal: bool) -> tuple[
     for number, (name, measure) in enumerate(scoring.measures.items()):
         values = scoring.per_client(result.metrics, name, samples)
         values = values if name == "loss" else np.sort(values)
+        if undefined := len(result.contributed) - unscored - len(values):
+            record[f"unscored_clients_{name}"] = undefined
         record[f"client_{name}"] = float(values.mean()) if len(values) else math.nan
         if number or not len(values) or name == "loss":
             continue
@@ -198,7 +201,9 @@ def training_metrics(results: list[list[Aggregate]]) -> RoundRecord:
         for score in scores:
             record |= score
         trained = [result for result, score in zip(parallel, scores, strict=True) if not score]
-        for name in dict.fromkeys(name for result in trained for name in result.metrics):
+        names = dict.fromkeys(name for result in trained for name in result.metrics)
+        # Others are for middleware.
+        for name in (name for name in names if not name.startswith("@")):
             having = [result for result in trained if name in result.metrics]
             values = np.concatenate([result.metrics[name] for result in having])
             if name.startswith(SPENT):

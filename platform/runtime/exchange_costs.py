@@ -68,7 +68,14 @@ class CommunicationCost:
 
 
 class NoContributionsError(Exception):
-    """Every client of parallel exchanges diverged: there is nothing to aggregate."""
+    """Every client of parallel exchanges diverged: there is nothing to aggregate.
+
+    exchanged: the exchanges with their results.
+    """
+
+    def __init__(self, exchanged: list[tuple[Exchange, Aggregate]]):
+        super().__init__()
+        self.exchanged = exchanged
 
 
 class Delivery(Middleware):
@@ -92,7 +99,7 @@ class Delivery(Middleware):
         self.cost.add(result.cost for result in results)
         contributed = np.concatenate([result.contributed for result in results])
         if len(contributed) and not contributed.any():
-            raise NoContributionsError
+            raise NoContributionsError(list(zip(exchanges, results, strict=True)))
         return results
 
 

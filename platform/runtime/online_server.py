@@ -51,9 +51,9 @@ class OnlineServer(FederatedServer):
         # Running mean of the accuracies, updated from the previous mean.
         before = self.history[-1]["ctm"] if self.history else 0.0
         record["ctm"] = before + (record["test_accuracy"] - before) / number
-        record |= self._memory(state or self.state, number, task)
+        record |= self._memory(state, number, task)
         if self._is_evaluated(number):
-            all_so_far = self._score(state or self.state, number, np.arange(number), EVALUATION + 100)
+            all_so_far = self._score(state, number, np.arange(number), EVALUATION + 100)
             past = yield from self._timed("evaluation", all_so_far)
             record |= {"ltm": past["test_accuracy"], "ltm_loss": past["test_loss"]}
         return state, record

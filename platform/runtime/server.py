@@ -106,6 +106,8 @@ class FederatedServer:
         if self.events:
             self.state |= {IN_FLIGHT: self.events.initial(), VERSIONS: {}}
         self.round = self.committed = 0
+        self._contributed = True
+        """Whether a client contributed to the round that runs; otherwise, the states of clients stay."""
         self.seconds = self.transmissions = 0.0
         self.history = History()
         self.decisions = Decisions(self.experiment, (), lambda sentence: self.warn(sentence))
@@ -183,11 +185,11 @@ class FederatedServer:
             self.decisions.check(record)
         self.decisions.take(record)
         if self.decisions.is_over and not self._is_tested(number):
-            record |= yield from self._timed("evaluation", self._test(state or self.state, number))
+            record |= yield from self._timed("evaluation", self._test(state, number))
             record["seconds"] = seconds = self.seconds + (time.perf_counter() - start) / self.running_variants
         # The round counts only now, with every aggregate received: if a worker is lost above, nothing has changed.
-        self.committed = self.committed if state is None else number
-        self.state, self.round, self.transmissions = state or self.state, number, record["transmissions"]
+        self.committed = number if self._contributed else self.committed
+        self.state, self.round, self.transmissions = state, number, record["transmissions"]
         self.seconds = seconds
         self.history.append(record)
 
@@ -201,7 +203,7 @@ class FederatedServer:
         return {**state, "w": state[AVERAGE]} if self.tracks_client_models else state
 
     def _next(self, number: int) -> ExchangeSteps:
-        """State after the round (None if every client diverged), and the record of the round."""
+        """State after the round, and the record of the round."""
         sampled = clients = np.zeros(0, int)
         if self.events is None:
             sampled = self._sampled(number)
@@ -210,7 +212,7 @@ class FederatedServer:
         state, record, cost = yield from self._timed("training", train)
         if self.account:
             record["epsilon"] = self.account.epsilon(number)
-        record |= self.algorithm.round_metrics(state or self.state)
+        record |= self.algorithm.round_metrics(state)
         model_size = count(self.algorithm.evaluate_params(self.state))
         record |= cost.as_dict() | self._spent(record)
         if len(excluded := self._excluded(number)):
@@ -218,7 +220,7 @@ class FederatedServer:
         record["transmissions"] = self.transmissions + cost.transmissions(self.cohort_size, model_size)
         if self._is_evaluated(number):
             # Client states of this round are not final yet, and evaluation must not touch them.
-            record |= yield from self._timed("evaluation", self._evaluate(state or self.state, number))
+            record |= yield from self._timed("evaluation", self._evaluate(state, number))
         return state, record
 
     def _sampled(self, number: int) -> np.ndarray:
@@ -229,7 +231,7 @@ class FederatedServer:
         return sample_clients(seed, number, self.population, self.sample_size)
 
     def _train(self, number: int, clients: np.ndarray) -> ExchangeSteps:
-        """Run the algorithm's round; returns the new state or None, the first record entries, and the cost."""
+        """Run the algorithm's round; returns the new state, the first record entries, and the cost."""
         cohort = self._cohort(number, clients)
         simulated = None
         if self.experiment.simulation:
@@ -237,12 +239,16 @@ class FederatedServer:
             first = next(self.algorithm.round(self.state, cohort), [])
             cohort = simulated.answering(with_clients(first), self.cohort_size)
         counter, delivery = self._counter(), Delivery(cohort, self.variant)
-        state = None
+        state, self._contributed = self.state, False
         # A private round without clients is one of noise alone.
         if len(cohort.clients) or self.account:
             exchanges = self.algorithm.round(self.state, cohort)
-            with suppress(NoContributionsError):
+            try:
                 state = yield from through(exchanges, delivery, counter, simulated)
+            except NoContributionsError as error:
+                state = self.algorithm.lost(self.state, cohort, error.exchanged)
+            else:
+                self._contributed = True
                 if self.tracks_client_models:
                     average = self.state[AVERAGE]
                     for aggregate in chain.from_iterable(delivery.results):
@@ -272,7 +278,7 @@ class FederatedServer:
         arrived = groups(step.arrivals)
         cohort = self._cohort(number, np.unique([flight.client for flight in step.arrivals]).astype(int))
         counter, delivery = self._counter(), Delivery(cohort, self.variant)
-        state = before
+        state, self._contributed = before, True
         if arrived:
             parts, hyper = self.algorithm.inner.parts, self.algorithm.hyper
             stale = StaleRound(events.schedule, number - 1, arrived, before[VERSIONS], parts, hyper)

@@ -135,4 +135,5 @@ def _merged(exchange: Exchange, arrived: list[Group], results: list[Aggregate], 
         contributed[rows] |= result.contributed
         for name, values in result.metrics.items():
             metrics.setdefault(name, np.full(len(exchange.clients), np.nan))[rows] = values
-    return Aggregate(up, contributed, metrics)
+    repeated = sum(int(result.contributed.sum()) for result in results) - int(contributed.sum())
+    return Aggregate(up, contributed, metrics, repeated=repeated)

@@ -188,12 +188,13 @@ class DeployedScore(Record):
 
 
 class HedgeRecord(Record):
-    """One line of metrics.jsonl of a Hedge search: a round of Hedge."""
+    """One line of metrics.jsonl of a Hedge search: a round of Hedge. weights, next_weights: p^t and p^(t+1)."""
 
     __pydantic_extra__: dict[str, float | None] = Field(init=False)
 
     round: int = Field(ge=1)
     weights: list[float]
+    next_weights: list[float]
     losses: list[float | None]
     expected: dict[str, float]
     deployed: dict[str, DeployedScore | None] = {}
@@ -208,7 +209,8 @@ class HedgeRecord(Record):
 
     @model_validator(mode="after")
     def _one_of_each_expert(self) -> Self:
-        if len(self.losses) != len(self.weights) or max(self.leader, self.best) >= len(self.weights):
+        experts = len(self.weights)
+        if {len(self.losses), len(self.next_weights)} != {experts} or max(self.leader, self.best) >= experts:
             raise ValueError("one weight and one loss for each expert")
         return self
 

@@ -80,12 +80,16 @@ def left_out_warnings(quarantined: dict[str, int]) -> list[str]:
 
 
 def unscored_warnings(records: list[RoundRecord]) -> list[str]:
-    """A sentence about the clients that the last evaluation could not score."""
-    unscored = next((r.get("unscored_clients") for r in reversed(records) if "client_loss" in r), None)
-    if not unscored:
-        return []
-    who = "client has" if unscored == 1 else "clients have"
-    return [f"{unscored} {who} no samples to be scored on; client_accuracy and the like are means over the others"]
+    """Sentences about the clients that the last evaluation could not score."""
+    last = next((r for r in reversed(records) if "client_loss" in r), {})
+    sentences = []
+    for name in (name for name in last if name.startswith("unscored_clients")):
+        who = "client has" if last[name] == 1 else "clients have"
+        metric = name.removeprefix("unscored_clients").removeprefix("_")
+        what = f"{metric}, which is undefined on their samples" if metric else "samples to be scored on"
+        means = f"client_{metric} is a mean" if metric else "client_accuracy and the like are means"
+        sentences.append(f"{last[name]} {who} no {what}; {means} over the others")
+    return sentences
 
 
 DIVERGED = 10.0
@@ -172,7 +176,7 @@ def _losses(records: list[RoundRecord]) -> tuple[str, list[tuple[int, float]]]:
 
 
 STANDARD = {
-    *("round", "participants", "dropped", "quarantined", "unscored_clients", "seconds", "transmissions", "exchanges"),
+    *("round", "participants", "dropped", "quarantined", "seconds", "transmissions", "exchanges"),
     *("scalars_down", "scalars_up", "bytes_down", "bytes_up", "gpu_peak_mb"),
     *("unavailable", "dropped_out", "late", "simulated_round_seconds", "simulated_seconds"),
     *("ctm", "ltm", "ltm_loss", "memory_vectors", "memory_tasks", "memory_bytes"),
@@ -197,7 +201,7 @@ def measured(records: Iterable[RoundRecord]) -> list[str]:
 
 
 def _is_reported(name: str) -> bool:
-    standard = (SPENT, *MEASURED, "train_", "server_", "teacher_", "staleness_count_")
+    standard = (SPENT, *MEASURED, "unscored_clients", "train_", "server_", "teacher_", "staleness_count_")
     return name not in STANDARD and not name.startswith(standard)
 
 

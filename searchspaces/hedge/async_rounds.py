@@ -344,7 +344,7 @@ class HedgeRounds:
             if expert in row:
                 losses[expert] = self.scale.loss(row[expert][self.metric], worst)
             else:
-                awake[expert] = self.missing == "penalise" and self.retired.get(expert, True)
+                awake[expert] = self.missing == "penalise" and self.retired.get(expert, False)
         weights = self.weights
         deployed = self._deployed(round, row, present)
         expected = {name: self._mean(name, row) for name in self.averaged}
@@ -371,6 +371,8 @@ class HedgeRounds:
             "entropy": entropy(weights),
             **bandit,
             **stops,
+            # After the round, in which a stopped expert has none.
+            "next_weights": self.weights.tolist(),
         }
 
     def _stop_experts(self, present: np.ndarray) -> RoundRecord:

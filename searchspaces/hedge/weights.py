@@ -60,14 +60,10 @@ class Hedge:
 
     def expected(self, values: ArrayLike, awake: ArrayLike | None = None) -> float:
         """Mean sum_i p_i v_i over the awake experts, with their p normalised to sum to 1. NaN if all are asleep."""
-        p = self.probs()
         if awake is None:
-            return float((p * np.asarray(values, dtype=float)).sum())
+            return float((self.probs() * np.asarray(values, dtype=float)).sum())
         mask = np.asarray(awake, dtype=bool)
-        mass = p[mask].sum()
-        if mass > 0:
-            return float((p[mask] * np.asarray(values, dtype=float)[mask]).sum() / mass)
-        # The weights of the awake experts underflow: normalise them among these experts only.
+        # Weights among all experts might underflow.
         return self._among(mask).expected(np.asarray(values, dtype=float)[mask]) if mask.any() else math.nan
 
     def update(self, losses: ArrayLike, awake: ArrayLike | None = None) -> float:

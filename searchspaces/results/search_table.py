@@ -161,7 +161,7 @@ class SearchTable:
     def _order(self) -> list[int]:
         """Indices of the trials, largest weight or best metric first; trials that failed or have no value last."""
         if self._hedge is not None:
-            weights = self._hedge["weights"]
+            weights = self._hedge["next_weights"]
             return sorted(range(len(self.labels)), key=lambda i: (self._states[i] == "failed", -weights[i]))
 
         def place(i: int) -> tuple[bool, float]:
@@ -208,7 +208,7 @@ class SearchTable:
             "round": record["round"],
             "accuracy": record.get(f"{self._scored}_accuracy"),
             "loss": record.get(f"{self._scored}_loss"),
-            **({"weight": self._weight(self._hedge["weights"][i])} if self._hedge else {}),
+            **({"weight": self._weight(self._hedge["next_weights"][i])} if self._hedge else {}),
             "state": self._states[i],
         }
 

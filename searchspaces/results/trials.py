@@ -112,12 +112,13 @@ def _ascending(value: float, mode: str) -> float:
 def choice(
     trials: list[Trial], metric: str, mode: str, hedge_records: list[RoundRecord], smooth: float = 0.0
 ) -> Trial | None:
-    """Expert with the largest final weight, where expert i is trial i; without Hedge, the first one of `ranked`.
+    """Expert with the largest weight after the last round, where expert i is trial i; without Hedge, the first one of
+    `ranked`.
 
     None if no trial can win.
     """
     if hedge_records:
-        weights = hedge_records[-1]["weights"]
+        weights = hedge_records[-1]["next_weights"]
         order = sorted(trials, key=lambda trial: -weights[int(trial.name)])
     else:
         order = ranked(trials, metric, mode, smooth)
@@ -135,14 +136,14 @@ def sweep_rows(
 ) -> list[Row]:
     """One row per trial, sorted by `ranked`: by the last rounds, because choosing the best round would be biased.
 
-    Columns: trial; each searched key (None if the trial does not have it); weight (Hedge's last weight, with
+    Columns: trial; each searched key (None if the trial does not have it); weight (Hedge's, after the last round, with
     `hedge_records`, where expert i is trial i); with `smooth`, the score that ranks; final and best value of the
     metric; transmissions, in units of one FedAvg round; for each target, the rounds and transmissions to reach it and
     the ratio to the transmissions of the cheapest trial, None if it was not reached; and status.
     """
     keys = searched_keys(trials)
     order = ranked(trials, metric, mode, smooth)
-    weights = hedge_records[-1]["weights"] if hedge_records else []
+    weights = hedge_records[-1]["next_weights"] if hedge_records else []
     rows = []
     for trial, costs in zip(order, _costs(order, targets, target_metric), strict=True):
         values = [r[metric] for r in trial.records if r.get(metric) is not None and math.isfinite(r[metric])]
@@ -281,7 +282,7 @@ def hedge_summary(
         "price": last.get("price"),
         "stopped": len(labels) - (last.get("awake") or len(labels)),
         "leader": labels[leader],
-        "leader_weight": last["weights"][leader],
+        "leader_weight": last["next_weights"][leader],
         "certain": next((record["round"] for record in hedge_records if max(record["weights"]) > 0.9), None),
         "expected": _mean([record["expected"].get(metric) for record in hedge_records]),
         "leader_metric": along([record["leader"] for record in hedge_records]),

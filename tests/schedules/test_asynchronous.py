@@ -205,6 +205,21 @@ def test_a_buffer_may_be_larger_than_the_population():
     assert [record["participants"] for record in records] == [20] * 3
 
 
+@pytest.mark.parametrize("noise", [{"expected": 6.0}, {}], ids=["expected", "actual"])
+def test_noise_is_that_of_a_mean_over_all_arrivals(noise):
+    clip, often = {"kind": "clip", "norm": 1e6}, {"kind": "list", "speeds": [9.0, 1.0, 1.0, 0.5, 0.5, 0.5]}
+    settings = {"clients": partition(np.full(6, 15), seed=1), "rounds": 1, "schedule": buffered(6, 3)}
+    settings["simulation"] = simulation(speed=often)
+
+    def after(*transforms):
+        hyper = {**HYPER, "transforms": list(transforms), "aggregation": {"weighting": "uniform"}}
+        return done(inline(hyper=hyper, **settings))
+
+    plain, noisy = after(clip), after(clip, {"kind": "gaussian_noise", "multiplier": 0.0, **noise})
+    assert distance(small_task(DATA).init(), model(plain)) > 1e-3
+    assert distance(model(plain), model(noisy)) < 1e-6
+
+
 def test_fedasync_mixes_the_arriving_model():
     # With alpha = 1 and no factor, the server's model is the last client's.
     one = {"rounds": 5, "clients_per_round": 4, "simulation": simulation(**VARIED)}

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from hedgerow.algorithms.core.client_data import BatchSpec
@@ -25,6 +26,27 @@ class Plain(FedAvg):
     def train(self, hp, down, state, data):
         w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": loss}
+
+
+class Draws(Plain):
+    no_vmap = "it draws without a key"
+
+    def train(self, hp, down, state, data):
+        update, state, metrics = super().train(hp, down, state, data)
+        return {"w": {name: p + 0.01 * torch.randn_like(p) for name, p in update["w"].items()}}, state, metrics
+
+
+class DrawsByKey(Draws):
+    def round(self, server, cohort):
+        batches = self.hyper.batches
+        result = yield Exchange(self.train, {"w": server["w"]}, cohort.clients, batches=batches, keyed=True)
+        return {"w": result.up["w"]}
+
+
+class DrawsElsewhere(Plain):
+    def train(self, hp, down, state, data):
+        np.random.random()
+        return super().train(hp, down, state, data)
 
 
 class NoReturn(Plain):

@@ -62,6 +62,8 @@ def hedge_records(experts: int, rounds: int, gamma: float = 0.1, dead: int | Non
         }
         out.append(record)
         log_weights = [s + (x or 0) * math.log(gamma) for s, x in zip(log_weights, losses, strict=True)]
+        total = sum(map(math.exp, log_weights))
+        record["next_weights"] = [math.exp(s) / total for s in log_weights]
     return out
 
 
@@ -74,6 +76,7 @@ def hand_made() -> list[dict]:
         record = {
             "round": number,
             "weights": weights,
+            "next_weights": weights,
             "losses": losses,
             "hedge_loss": loss,
             "best": 0,

@@ -309,7 +309,7 @@ class HedgeSearch(SearchKind):
             make_hedge,
             self.rate,
             gamma=self._gamma,
-            rounds=_scored_rounds(experiment),
+            rounds=self._losses(experiment),
             share=self.share,
             seed=experiment.seed,
             exploration=self.exploration,
@@ -318,10 +318,14 @@ class HedgeSearch(SearchKind):
     def _elimination(self, experiment: Experiment) -> Elimination | None:
         if self._rho is None:
             return None
-        return Elimination(self._rho, _scored_rounds(experiment), in_range=self.mode == "max" or self.range is not None)
+        return Elimination(self._rho, self._losses(experiment), in_range=self.mode == "max" or self.range is not None)
+
+    def _losses(self, experiment: Experiment) -> int:
+        """Number of losses of each expert: of a metric of the training, one in every round."""
+        return experiment.rounds if self.metric.startswith("train_") else _scored_rounds(experiment)
 
 
 def _scored_rounds(experiment: Experiment) -> int:
-    """Number of rounds with a loss: the evaluated ones; in a stream, all."""
+    """Number of evaluated rounds; in a stream, all."""
     stream = isinstance(experiment.task.partition, Stream)
     return -(-experiment.rounds // (1 if stream else experiment.evaluation.every))

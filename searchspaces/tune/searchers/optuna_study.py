@@ -118,9 +118,10 @@ class StudySearcher(Searcher):
 
     def on_trial_result(self, trial_id: str, result: RoundRecord) -> None:
         """Report a round, unless the study already has it."""
-        value = _finite(result.get(self.metric))
+        value = result.get(self.metric)
+        # Pruners end a trial whose values are NaN.
         if value is not None and result[ROUND] > self.latest.get(trial_id, math.inf):
-            self.trials[trial_id].report(value, result[ROUND])
+            self.trials[trial_id].report(float(value), result[ROUND])
             self.latest[trial_id] = result[ROUND]
 
     def on_trial_complete(self, trial_id: str, result: RoundRecord | None = None, error: bool = False) -> None:

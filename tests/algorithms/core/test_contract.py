@@ -39,6 +39,8 @@ BROKEN = [
     ("Branches", "its step `train` works for one client, but not for several at once .* or set engine.mode to loop"),
     ("WrongEvaluation", "`evaluate` returns None; return two Aggregates"),
     ("SendsHalf", "`round` sends bfloat16, which messages do not carry; send float32"),
+    ("Draws", "its step `train`, or the loss, draws random numbers that no seed determines; yield its Exchange with"),
+    ("DrawsElsewhere", "its step `train`, or the loss, draws from NumPy or Python's random, which no seed determines"),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]
 
@@ -80,6 +82,14 @@ def test_what_cannot_be_batched_is_refused_where_the_plan_may_batch(name):
     check(alone, None)
     with pytest.raises(UserError, match=r"set engine.mode to loop"):
         check(experiment(f"broken_algorithms.{name}", mode="vmap"), None)
+
+
+def test_a_step_whose_exchange_is_keyed_draws_the_same_numbers_again(tmp_path):
+    def scores(seed):
+        found = run(experiment("broken_algorithms.DrawsByKey", mode="loop", seed=seed, output=str(tmp_path)))
+        return [record["test_loss"] for record in found.records]
+
+    assert scores(0) == scores(0) != scores(1)
 
 
 def test_divergence_is_left_to_the_run():

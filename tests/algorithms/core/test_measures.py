@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.measures import ScoreFunction, Scoring, metric
 from hedgerow.algorithms.measures import LOSSES, METRICS, USUAL
+from hedgerow.algorithms.measures.all_samples import auroc
 from hedgerow.algorithms.measures.language import next_token, perplexity, token_accuracy
 from hedgerow.algorithms.measures.multi_label import bce, f1, label_accuracy
 from hedgerow.algorithms.measures.regression import mae, mse, rmse
@@ -98,6 +99,15 @@ def test_clients_without_anything_to_count_are_left_out():
     scoring = Scoring(bce, {"f1": f1})
     sums = np.array([2.0, 0.0, 1.0]), np.array([4.0, 0.0, 1.0])
     assert scoring.per_client({"f1": sums[0], "f1_count": sums[1]}, "f1").tolist() == [0.5, 1.0]
+
+
+def test_a_metric_of_all_samples_is_a_mean_over_the_clients_that_have_it():
+    scoring, results = Scoring(metrics={"auroc": auroc}), {"samples": np.array([4, 2, 0, 2])}
+    outputs = np.array([[1, 0], [0, 1], [1, 0], [0, 1], [1, 0], [0, 1], [1, 0], [np.nan, 1]], np.float32)
+    # One pair of three is tied, the second client has one class, and the last one's model diverged.
+    targets = np.array([0, 1, 1, 1, 0, 0, 0, 1])
+    values = scoring.per_client(results, "auroc", (outputs, targets))
+    assert values.tolist() == pytest.approx([5 / 6, np.nan], nan_ok=True)
 
 
 def test_values_that_overflow_are_infinite_and_those_of_nothing_are_nan():

@@ -357,6 +357,25 @@ def test_a_client_that_diverges_is_left_out_and_has_the_largest_error(mode, scor
     assert record["theta_0_1"] < record["theta_0_0"]
 
 
+def test_a_round_in_which_all_clients_diverge_counts():
+    wild = [
+        [{"algorithm.lr": 0.1, "algorithm.weight_decay": 0.0}, {"algorithm.lr": 1e38, "algorithm.weight_decay": 1e38}]
+    ]
+    found = set()
+    for seed in range(8):
+        done = run("fedavg", LOOP, rounds=12, factors=wild, clients=ALONE, schedule="constant", seed=seed)
+        initial, record = done.server, next(done)
+        if record["draws_0_1"]:
+            # g = (0, 1 / 0.5), and eta = sqrt(2 ln 2).
+            assert record["theta_0_1"] == pytest.approx(1 / (1 + math.exp(2 * math.sqrt(2 * math.log(2)))))
+            assert identical(initial["w"], done.server["w"])
+        found.add(record["draws_0_1"])
+        _, record = last(done)
+        assert record["draws_0_0"] + record["draws_0_1"] == 12
+        assert record["theta_0_1"] < 0.1
+    assert found == {0, 1}
+
+
 def test_variants_of_a_run_are_packed():
     """Two values of mu side by side, and two other lists of values, each with its own theta."""
     fewer = [RATES[0], RATES[1][:1]]

@@ -217,6 +217,16 @@ def test_an_adaptive_clip_reaches_the_quantile():
     assert norms[-1] < 5
 
 
+def test_an_adaptive_clip_counts_each_client_once_whatever_its_samples():
+    clients, transform = partition(np.array([10] * 5 + [70]), seed=0), {**ADAPTIVE, "init": 1.0, "lr": 1.0}
+    section = {"lr": 0.2, "epochs": 1, "batch_size": 10, "transforms": [transform]}
+    done = run_inline(algorithm_class("fedavg"), small_task(DATA), DATA, clients, section, rounds=1)
+    list(done)
+    # S = exp(-(share - 0.5)). The client with most samples has eleven steps and the longest update.
+    share = 0.5 - math.log(float(done.server["transforms"]["0"]["train"]["joint"]["norm"]))
+    assert share == pytest.approx(5 / 6, abs=1e-6)
+
+
 # ---- message sizes ---------------------------------------------------------------------------------------------------
 
 

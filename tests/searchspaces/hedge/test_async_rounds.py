@@ -11,6 +11,7 @@ import pytest
 from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Hedge, make_hedge
+from hedgerow.searchspaces.results.trials import Trial, choice
 
 LOSSES = np.array([[0.1, 0.5, 0.9], [0.2, 0.4, 0.9], [0.3, 0.3, 0.8], [0.0, 0.6, 1.0]])
 """The hand trace of hedge.md, section 7, check 1: a row per round, a column per expert."""
@@ -40,6 +41,39 @@ def test_the_hand_trace_uses_the_weights_from_before_the_losses():
     assert records[3]["cumulative_loss"] == pytest.approx(1.262179, abs=1e-6)
     assert records[3]["regret"] == pytest.approx(1.262179 - 0.6, abs=1e-6)
     assert [r["leader"] for r in records] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "weights"),
+    [
+        # One round: gamma ** loss, normalised. Then three, in the last of which the leader is the worst.
+        ([[0.3, 0.6, 0.95]], [0.134, 0.267, 0.599]),
+        ([[0.9, 0.85], [0.9, 0.85], [0.2, 0.95]], [0.183, 0.817]),
+    ],
+)
+def test_the_losses_of_the_last_round_decide_on_the_winner(accuracies, weights):
+    buffer, records = rounds(len(weights), metric="validation_accuracy", mode="max", range=None)
+    for number, row in enumerate(accuracies, 1):
+        for expert, accuracy in enumerate(row):
+            buffer.report(expert, number, {"validation_accuracy": accuracy})
+    assert records[-1]["next_weights"] == pytest.approx(weights, abs=1e-3)
+    trials = [
+        Trial(f"{expert:03d}", {}, [{"round": 1, "validation_accuracy": accuracy}])
+        for expert, accuracy in enumerate(accuracies[-1])
+    ]
+    winner = choice(trials, "validation_accuracy", "max", records)
+    assert winner is trials[int(np.argmax(weights))]
+
+
+def test_an_expert_that_skips_a_round_sleeps_in_it():
+    buffer, records = rounds(2, metric="validation_accuracy", mode="max", range=None)
+    for number in range(1, 5):
+        buffer.report(0, number, {"validation_accuracy": 1.0} if number % 2 == 0 else {})
+        buffer.report(1, number, {"validation_accuracy": 0.6})
+    assert [record["losses"][0] for record in records] == [None, 0.0, None, 0.0]
+    # Twice a loss of 0.4 more than the first one has.
+    share = 1 / (1 + 0.1**0.8)
+    assert records[-1]["next_weights"] == pytest.approx([share, 1 - share], abs=1e-9)
 
 
 def shuffled(seed: int) -> list[tuple[int, int]]:
@@ -96,7 +130,7 @@ def test_reports_of_several_rounds_together_have_the_same_bits(tmp_path, rate, s
 def test_an_expert_that_retires_is_awake_in_the_rounds_that_it_completed_before():
     def end(settles: bool) -> list[dict]:
         buffer, records = rounds(2)
-        # Expert 1 has no loss in round 1, and costs the worst one.
+        # Expert 1 has no loss in round 1.
         buffer.accept([(0, 1, {"loss": 0.5}), (1, 2, {"loss": 0.25}), (0, 2, {"loss": 0.5})])
         if settles:
             buffer.settle()
@@ -104,7 +138,7 @@ def test_an_expert_that_retires_is_awake_in_the_rounds_that_it_completed_before(
         return records
 
     assert end(settles=False) == end(settles=True)
-    assert [record["losses"] for record in end(settles=False)] == [[0.5, 1.0], [0.5, 0.25]]
+    assert [record["losses"] for record in end(settles=False)] == [[0.5, None], [0.5, 0.25]]
 
 
 def test_reports_before_an_invalid_one_are_kept(tmp_path):

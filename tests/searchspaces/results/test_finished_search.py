@@ -148,7 +148,7 @@ def test_equals_without_a_loss_keep_their_order():
 
 def test_hedges_last_weights_go_with_their_experts_wherever_those_are_sorted():
     found = trials()[:3]
-    hedge = [{"weights": [0.5, 0.3, 0.2]}, {"weights": [0.1, 0.7, 0.2]}]
+    hedge = [{"next_weights": [0.5, 0.3, 0.2]}, {"next_weights": [0.1, 0.7, 0.2]}]
     rows = sweep_rows(found[::-1], "test_accuracy", "max", [], hedge)
     assert [(row["trial"], row["weight"]) for row in rows] == [("000", 0.1), ("001", 0.7), ("002", 0.2)]
 

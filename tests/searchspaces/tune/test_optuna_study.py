@@ -1,5 +1,6 @@
 """Optuna's study as a searcher of Tune: its proposals, its reports, and the trials that its pruner stops."""
 
+from math import nan
 from pathlib import Path
 
 import optuna
@@ -110,6 +111,19 @@ def test_the_median_pruner_stops_a_trial_that_is_below_the_median_after_its_grac
     searcher.on_trial_complete("f", {"round": 2, "validation_accuracy": 0.29})
     last = searcher.study.trials[5]
     assert (last.state.name, last.value, last.intermediate_values) == ("PRUNED", 0.29, {1: 0.25, 2: 0.29})
+
+
+@pytest.mark.parametrize("pruner", ["median", "halving"])
+def test_a_pruner_stops_a_trial_whose_values_are_nan(tmp_path, pruner):
+    searcher, scheduler = build(tmp_path, pruner=pruner, grace=2)
+    proposed(searcher, 6)
+    for name in "abcde":
+        finish(searcher, name, *[0.3] * ROUNDS)
+    found = [
+        scheduler.on_trial_result(None, Trial("t", trial_id="f", stub=True), {"round": n, "validation_accuracy": nan})
+        for n in (1, 2)
+    ]
+    assert found == [TrialScheduler.CONTINUE, TrialScheduler.STOP]
 
 
 def test_a_stored_study_continues_with_the_same_trials(tmp_path):

@@ -212,3 +212,29 @@ def test_a_journal_without_its_last_line_goes_on_and_one_without_another_line_is
         file.write_text(damaged)
         with pytest.raises(UserError, match=sentence):
             ReportJournal(file)
+
+
+@pytest.mark.parametrize("kind", ["asha", "hyperband"])
+@pytest.mark.parametrize("metric", ["validation_loss", "validation_accuracy"])
+def test_a_trial_that_diverges_ends_and_the_best_one_goes_on(tmp_path, kind, metric):
+    rates = {"algorithm.lr": [0.1, 0.2, 0.3]}
+    own = {"kind": kind, "space": rates, "reduction": 3, "metric": metric} | ({"grace": 1} if kind == "asha" else {})
+    spec = plan(tmp_path, rounds=3, evaluation={"every": 1}, search=own)
+    setup = SearchSetup(spec.experiment, spec.values, spec.configurations, tmp_path, lambda record: None, print)
+    _, scheduler = spec.search.build(setup)
+    controller = SimulatedController(scheduler)
+    # HyperBand's first bracket has two trials and stops none.
+    earlier = 2 if kind == "hyperband" else 0
+    trials = [Trial("t", trial_id=name, stub=True) for name in "xyabc"[2 - earlier :]]
+    scores = [0.1, math.nan, 5.0] if metric == "validation_loss" else [0.9, math.nan, 0.2]
+    for trial in trials:
+        controller.trials.append(trial)
+        scheduler.on_trial_add(controller, trial)
+        trial.set_status(Trial.RUNNING)
+    del trials[:earlier]
+    for trial, value in zip(trials, scores, strict=True):
+        result = {"round": 1, metric: value, "done": False}
+        trial.run_metadata.last_result = result
+        controller.report(trial, result)
+    assert trials[0].status != Trial.TERMINATED
+    assert trials[1].status == Trial.TERMINATED

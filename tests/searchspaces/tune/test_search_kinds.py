@@ -112,7 +112,7 @@ def test_a_kind_builds_its_scheduler(tmp_path, kind, scheduler, limited):
     spec = plan(tmp_path, search={"kind": kind, "space": {"algorithm.lr": [0.01, 0.3]}})
     setup = SearchSetup(spec.experiment, spec.values, spec.configurations, tmp_path / "j", lambda record: None, print)
     made = tuner_spec(spec.search, setup, None, room=3)
-    assert type(made.config.scheduler) is (scheduler or type(None))
+    assert isinstance(made.config.scheduler, scheduler or type(None))
     assert made.config.search_alg is None
     assert made.config.max_concurrent_trials == (3 if limited else None)
     assert made.space == {"overrides": {"grid_search": spec.configurations}}
