@@ -1,7 +1,7 @@
 """Placement of client actors on nodes, and checks of the memory that they are known to need."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,20 +20,13 @@ PROCESS = 0.6e9
 """Bytes of a client actor's process on a CPU, with torch imported (docs/performance.md, design)."""
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
+class MemoryEstimate(NamedTuple):
     """Memory in bytes that a run is known to need. The memory of training is unknown, except as `memory_mb`."""
 
-    resources: Resources
-    process: float
-    """Bytes of a client actor's process."""
+    actor: float
+    """Bytes of a client actor, at least `memory_mb`."""
     store: float
     """Bytes in each node's object store: data set, partition, and the broadcast model."""
-
-    @property
-    def actor(self) -> float:
-        """Bytes of a client actor, at least `memory_mb`."""
-        return max(self.process, reserved_memory(self.resources))
 
 
 def place(resources: Resources, actors: int, nodes: Sequence[Node]) -> list[int]:
@@ -59,7 +52,8 @@ def estimate_memory(
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     data = [array for array in arrays if nodes > 1 or shared_file(array) is None]
     model = sum(leaf.nbytes for leaf in leaves(task.init()))
-    return MemoryEstimate(experiment.resources, PROCESS, sum(x.nbytes for x in data) + model)
+    actor = max(PROCESS, reserved_memory(experiment.resources))
+    return MemoryEstimate(actor, sum(x.nbytes for x in data) + model)
 
 
 def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEstimate) -> None:

@@ -77,11 +77,10 @@ def _plan(
         where = "coordinators: reserve no CPU and run next to the driver or in each trial"
     needs = cuda_requirements() if resources.gpu else None
     clients = -(-cohort // actors)
+    how = "packed on as few nodes as possible" if resources.placement == "pack" else "spread over the nodes"
 
     def render() -> None:
-        click.echo(
-            f"{experiment.name}: {summary}, {_how(resources)}; up to {_count(clients, 'client')} per actor and round"
-        )
+        click.echo(f"{experiment.name}: {summary}, {how}; up to {_count(clients, 'client')} per actor and round")
         Table(rows, "Placement").print()
         click.echo(where)
         if needs:
@@ -115,10 +114,6 @@ def _size(resources: Resources) -> str:
     share = resources.reserved_gpus
     on_each = f", {int(1 / share + 1e-6)} per GPU" if 0 < share < 1 else ""
     return f"{resources.cpus_per_actor:g} CPU and {share:g} GPU each{on_each}"
-
-
-def _how(resources: Resources) -> str:
-    return "packed on as few nodes as possible" if resources.placement == "pack" else "spread over the nodes"
 
 
 def _count(number: int, what: str) -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from hedgerow.platform.config.choices import Choice, algorithms, datasets, models, partitions
+from hedgerow.platform.config import registries
+from hedgerow.platform.config.choices import Choice, algorithms, choices_of
 from hedgerow.searchspaces.spaces.published_spaces import NamedSpace, named_spaces
 
 
@@ -13,9 +14,9 @@ def spaces() -> list[Choice]:
 
 KINDS: dict[str, Callable[[], list[Choice]]] = {
     "algorithms": algorithms,
-    "datasets": datasets,
-    "partitions": partitions,
-    "models": models,
+    "datasets": lambda: choices_of(registries.datasets),
+    "partitions": lambda: choices_of(registries.partitions),
+    "models": lambda: choices_of(registries.models),
     "spaces": spaces,
 }
 """Kinds that can be listed, with the function that returns the entries of each."""

@@ -42,7 +42,20 @@ def _loop_note(file: Path) -> str:
 
 
 def _resolved(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    # Imported here, since it takes seconds.
-    from hedgerow.searchspaces.resolved_file import resolved
+    """Returns a file's values with every default as `document`, and with the origin of each other value as `text`.
 
-    return resolved(file, overrides)
+    Imports the user's own classes, whose settings have defaults, and calls nothing.
+    """
+    # Imported here, since it takes seconds.
+    from hedgerow.platform.config.composition import annotated
+    from hedgerow.platform.config.loader import parse_experiment, read_file
+
+    values, lines = read_file(file, overrides)
+    if "search" in values:
+        # It imports Ray.
+        from hedgerow.searchspaces.spaces.search_file import parse_search
+
+        document = parse_search(values, lines, str(file)).resolved
+    else:
+        document = parse_experiment(values, lines, str(file)).model_dump(mode="json")
+    return {"document": document, "text": annotated(document, values, lines)}

@@ -14,8 +14,6 @@ class STORM(Stem):
     needs = frozenset()
     trains_on = "pool"
 
-    Hyper = Stem.Hyper
-
     def init_client(self) -> Tree:
         return {}
 

@@ -2,15 +2,13 @@
 
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
+from hedgerow.algorithms.online.online_algorithm import Online
 
 
 class FTML(Online):
     """Takes K steps per round on the sum of F over all tasks so far, each step on one task drawn from them
     [Finn2019].
     """
-
-    Hyper = OnlineSGD
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self.learn(server, cohort, range(cohort.round))

@@ -2,7 +2,7 @@
 
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
+from hedgerow.algorithms.online.online_algorithm import Online
 
 
 class MOGD(Online):
@@ -10,8 +10,6 @@ class MOGD(Online):
 
     With `adapt: none`, one step and `batch_size: null` it is OGD (online gradient descent).
     """
-
-    Hyper = OnlineSGD
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self.learn(server, cohort)

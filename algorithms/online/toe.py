@@ -6,13 +6,11 @@ from typing import Any
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.online.online_algorithm import Online, OnlineSGD
+from hedgerow.algorithms.online.online_algorithm import Online
 
 
 class TOE(Online):
     """Takes K steps per round on mini-batches from the union of all tasks so far [Acar2023]."""
-
-    Hyper = OnlineSGD
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self.learn(server, cohort, range(cohort.round))

@@ -19,7 +19,6 @@ class FedBN(PartlyShared):
     """
 
     weighting: ClassVar[Weighting | None] = "uniform"
-    Hyper = PartlyShared.Hyper
 
     @cached_property
     def normalisations(self) -> frozenset[str]:

@@ -30,10 +30,6 @@ class AdaptiveClip(Transform):
         description="standard deviation of the noise on the sum of the clients' bits; accounting ignores it",
     )
 
-    @property
-    def keeps_bound(self) -> bool:
-        return True
-
     def bound(self, state: Tree) -> float:
         return float(state["norm"])
 

@@ -22,10 +22,6 @@ class Clip(Transform):
 
     norm: float = Field(gt=0, description="S, maximum norm of an update")
 
-    @property
-    def keeps_bound(self) -> bool:
-        return True
-
     def bound(self, state: Tree) -> float:
         return self.norm
 

@@ -64,7 +64,7 @@ class Transform(Settings):
     @property
     def keeps_bound(self) -> bool:
         """Whether it never makes an update longer, so that an earlier clip still bounds its norm."""
-        return False
+        return self.is_clip
 
     def bound(self, state: Tree) -> float | None:
         """Returns the largest norm of an update after a clip, given the server's state; None: it is not a clip."""

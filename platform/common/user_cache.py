@@ -74,13 +74,11 @@ def checksum(pieces: Iterable[bytes]) -> str:
     return f"{value:08x}"
 
 
-def cached_answer(
-    question: Sequence[str], answer: Callable[[], Any], state: str = "", store: Callable[[Any], bool] = bool
-) -> Any:
+def cached_answer(question: Sequence[str], answer: Callable[[], Any], state: str = "") -> Any:
     """Returns a JSON value that depends on the package, the question and the state alone.
 
-    The last answer to each question is stored. It is computed again if the state, a file of the package, Python or the
-    installed packages have changed. store: whether an answer may be stored.
+    The last answer to each question is stored, unless it is empty. It is computed again if the state, a file of the
+    package, Python or the installed packages have changed.
     """
     file = cache_folder() / "answers" / f"{_digest(*question)}.json"
     key = _digest(sys.version, str(PACKAGE), *_files(PACKAGE), _installed(), state)
@@ -88,7 +86,7 @@ def cached_answer(
     if entry and entry["key"] == key:
         return entry["answer"]
     value = answer()
-    if store(value):
+    if value:
         discard(file)
         with suppress(OSError):
             write_entry(file, {"key": key, "answer": value})

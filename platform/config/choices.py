@@ -44,21 +44,6 @@ def algorithms() -> list[Choice]:
     return choices
 
 
-def datasets() -> list[Choice]:
-    """Choices for `task.data.name`."""
-    return _choices(registries.datasets)
-
-
-def partitions() -> list[Choice]:
-    """Choices for `task.partition.kind`."""
-    return _choices(registries.partitions)
-
-
-def models() -> list[Choice]:
-    """Choices for `task.model.name`."""
-    return _choices(registries.models)
-
-
 def flags(algorithm: type[Algorithm]) -> tuple[str, ...]:
     """Words of `needs`, where the algorithm trains unless on clients, and names of its attributes that are True."""
     place = [] if algorithm.trains_on == "clients" else [algorithm.trains_on]
@@ -81,7 +66,7 @@ def family(kind: type) -> str:
     return paragraph(sys.modules[kind.__module__.rpartition(".")[0]].__doc__).removesuffix(".")
 
 
-def _choices(registry: Registry[Any]) -> list[Choice]:
+def choices_of(registry: Registry[Any]) -> list[Choice]:
     return [Choice(name, said(registry.resolve(name))) for name in registry.names()]
 
 

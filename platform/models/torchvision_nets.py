@@ -61,7 +61,12 @@ class ShuffleNetV2(Model):
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return shufflenet_v2(shape[0], classes)
+        from torchvision.models import shufflenet_v2_x1_0
+
+        net = shufflenet_v2_x1_0(num_classes=classes)
+        stem = nn.Sequential(nn.Conv2d(shape[0], 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+        stages: list[nn.Module] = [nn.Sequential(stem, net.stage2), net.stage3, nn.Sequential(net.stage4, net.conv5)]
+        return _static(Staged(stages, 1024, classes))
 
 
 class MobileNetV2(Model):
@@ -70,7 +75,21 @@ class MobileNetV2(Model):
     takes: ClassVar[tuple[str, ...]] = ("images",)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return mobilenet_v2(shape[0], classes)
+        from torchvision import models
+
+        # Expansion, channels, blocks, stride of the first. The second stage keeps the size of the images.
+        settings = [
+            [1, 16, 1, 1], [6, 24, 2, 1], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 2], [6, 320, 1, 1],
+        ]  # fmt: skip
+        layers = list(models.MobileNetV2(classes, inverted_residual_setting=settings, dropout=0.0).features)
+        if shape[0] != 3:
+            layers[0][0] = nn.Conv2d(shape[0], 32, 3, 2, padding=1, bias=False)
+        # A stage ends where the size changes.
+        ends = [0, 4, 7, 14, len(layers)]
+        net = Staged([nn.Sequential(*layers[a:b]) for a, b in pairwise(ends)], 1280, classes)
+        # Only the last layer ends in a ReLU; blocks do not.
+        net.rectified = False
+        return _static(net)
 
 
 class VisionTransformer(Model):
@@ -194,35 +213,6 @@ def resnet(
         stages.append(nn.Sequential(*before))
         before = []
     return Staged(stages, width, classes)
-
-
-def shufflenet_v2(inputs: int, classes: int) -> Staged:
-    """torchvision's ShuffleNetV2 x1.0 for small images: a 1x1 stem, and no pool after it."""
-    from torchvision.models import shufflenet_v2_x1_0
-
-    net = shufflenet_v2_x1_0(num_classes=classes)
-    stem = nn.Sequential(nn.Conv2d(inputs, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
-    stages: list[nn.Module] = [nn.Sequential(stem, net.stage2), net.stage3, nn.Sequential(net.stage4, net.conv5)]
-    return _static(Staged(stages, 1024, classes))
-
-
-def mobilenet_v2(inputs: int, classes: int) -> Staged:
-    """torchvision's MobileNetV2 for small images: its second stage keeps their size."""
-    from torchvision import models
-
-    # expansion, channels, blocks, stride of the first
-    settings = [
-        [1, 16, 1, 1], [6, 24, 2, 1], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 2], [6, 320, 1, 1],
-    ]  # fmt: skip
-    layers = list(models.MobileNetV2(classes, inverted_residual_setting=settings, dropout=0.0).features)
-    if inputs != 3:
-        layers[0][0] = nn.Conv2d(inputs, 32, 3, 2, padding=1, bias=False)
-    # A stage ends where the size changes.
-    ends = [0, 4, 7, 14, len(layers)]
-    net = Staged([nn.Sequential(*layers[a:b]) for a, b in pairwise(ends)], 1280, classes)
-    # Only the last layer ends in a ReLU; blocks do not.
-    net.rectified = False
-    return _static(net)
 
 
 class ViT(nn.Module):

@@ -92,7 +92,8 @@ class FlatSum:
     def add(self, up: Tree, weights: Tensor) -> Tensor:
         """Add the weighted rows of a tree that are finite; returns which are. Nothing waits for the GPU."""
         # In float32, large integers would be rounded.
-        rows = _flat([leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves(up)])
+        every = [leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves(up)]
+        rows = torch.cat([leaf.reshape(len(leaf), leaf[0].numel()) for leaf in every], 1)
         finite = rows.sum(1, dtype=_sum_type(rows)).isfinite() & weights.isfinite()
         self.held.append((rows, weights, finite))
         self.numbers += rows.numel()
@@ -124,11 +125,6 @@ class FlatSum:
             return vector[start - shape.numel() : start].reshape(shape)
 
         return tree_map(leaf, self.shapes)
-
-
-def _flat(rows: list[Tensor]) -> Tensor:
-    """Leaves (C, ...) side by side, (C, numbers)."""
-    return torch.cat([leaf.reshape(len(leaf), leaf[0].numel()) for leaf in rows], 1)
 
 
 @dataclass
@@ -242,10 +238,6 @@ class PartialAggregate:
         every = (predictions[name].detach().cpu() for name in ("real", *names))
         for real, *values in zip(*every, strict=True):
             self.predictions.append(Predictions(*(value[real].numpy() for value in values)))
-
-    def add_no_predictions(self, clients: int) -> None:
-        """Note a chunk of clients without samples."""
-        self.predictions += [None] * clients
 
     def to_wire(self, keeps_total: bool = False) -> "PartialAggregate":
         """Copy with NumPy leaves: torch tensors cost several times more in Ray's serialisation.

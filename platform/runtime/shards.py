@@ -54,7 +54,7 @@ class WorkShard:
     reduce: Reduction = "mean"
     plan: ExecutionPlan = ExecutionPlan("loop")
     rows: Any = None
-    """Rows of the clients' states, see StateRows; None: the clients have no states between rounds."""
+    """Rows of the clients' states, see MappedRows; None: the clients have no states between rounds."""
     scratch: Tree = field(default_factory=dict)
     """Entries that earlier exchanges of the round have added to the clients' states, one row per client."""
     keeps_states: bool = True

@@ -73,19 +73,6 @@ class StateLayout:
         return tree_map(leaf, self.initial)
 
 
-class StateRows(Protocol):
-    """Rows of the states of a shard's clients, as its worker sees them. positions: of clients in the shard."""
-
-    def only(self, positions: np.ndarray) -> "StateRows":
-        """Rows of some of the clients."""
-
-    def read(self, positions: np.ndarray) -> Tensor:
-        """Records (n, width) before the step."""
-
-    def write(self, positions: np.ndarray, states: Tree, layout: StateLayout) -> None:
-        """Store the new states of some clients: leaves (n, ...)."""
-
-
 class Memory(Protocol):
     """Records of states in numbered places. Place 0 has the initial state, and is never released."""
 
@@ -331,7 +318,7 @@ def _mapped(path: str, rows: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MappedRows:
-    """Rows of a mapped file that a shard reads and writes, one of each per client."""
+    """Rows of a mapped file that a shard reads and writes, one of each per client. positions: of its clients."""
 
     memory: MappedMemory | _MappedThere
     reads: np.ndarray

@@ -235,7 +235,7 @@ class Worker:
                 if predictions := metrics.pop(PREDICTIONS, None):
                     part.add_predictions(predictions)
                 elif shard.step.startswith("predict_client"):
-                    part.add_no_predictions(rows.stop - rows.start)
+                    part.predictions += [None] * (rows.stop - rows.start)
                 weights = variant_weights[rows]
                 if shard.weighted_by:
                     weights = weights * metrics[shard.weighted_by].detach().to(weights.device, torch.float64)

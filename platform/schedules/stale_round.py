@@ -25,13 +25,8 @@ class StaleRound(Middleware):
     def __init__(
         self, schedule: Schedule, version: int, arrived: list[Group], versions: Tree, parts: Parts, hyper: Any
     ):
-        self.schedule, self.version, self.arrived, self.versions, self.parts = (
-            schedule,
-            version,
-            arrived,
-            versions,
-            parts,
-        )
+        self.schedule, self.version, self.arrived = schedule, version, arrived
+        self.versions, self.parts = versions, parts
         # With transforms or attacks, clients send differences to the message that they received.
         self.sends_differences = bool(getattr(hyper, "transforms", ())) or getattr(hyper, "attack", None) is not None
 

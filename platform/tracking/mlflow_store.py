@@ -44,9 +44,9 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import read_experiment
 from hedgerow.platform.loggers.metric_groups import COUNTS, grouped
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.tracking.formatting import flat_settings
 from hedgerow.platform.tracking.run_description import NOTE, data_digest, data_name, run_text
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.tracker import flatten_params
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -303,7 +303,7 @@ class MlflowStore:
         self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str], record: dict[str, Any]
     ) -> None:
         """Record parameters, tags and data set before the first round; may be repeated. record: run.json of the run."""
-        flat = [Param(key, value[:6000]) for key, value in flatten_params(params).items()]
+        flat = [Param(key, str(value)[:6000]) for key, value in flat_settings(params).items() if value is not None]
         self.client.log_batch(self.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
         digest, source = data_digest(record, experiment)
         dataset = Dataset(data_name(record, experiment), digest, "hedgerow", source)

@@ -46,17 +46,6 @@ class RunLog:
         return read_objects(self.path, self.model) if self.path.exists() else []
 
 
-def flatten_params(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"algorithm": {"lr": 0.1}} -> {"algorithm.lr": "0.1"}, without values that are None."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(flatten_params(value, f"{prefix}{key}."))
-        elif value is not None:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
-
-
 class MlflowLogger(Logger):
     """Records a run or a search in MLflow, in batches from a daemon thread.
 

@@ -64,11 +64,11 @@ class Chart:
         ]
 
 
-def figure(charts: Sequence[Chart], columns: int = 3, titles: bool = False, width: float = 4.6) -> Any:
+def figure(charts: Sequence[Chart], titles: bool = False, width: float = 4.6) -> Any:
     """A matplotlib figure with a panel per chart, and one legend next to them. width: inches of a panel."""
     from matplotlib import rc_context
 
-    columns = min(columns, len(charts))
+    columns = min(3, len(charts))
     rows = -(-len(charts) // columns)
     heights = [max(chart.height for chart in charts[i * columns : (i + 1) * columns]) for i in range(rows)]
     size = (width * columns, sum(heights) / HEIGHT * 3.4)

@@ -17,8 +17,6 @@ from hedgerow.platform.ui.plotting import colour_places, new_figure, save
 from hedgerow.platform.ui.series import (
     AXES,
     STREAM_CURVES,
-    Points,
-    Series,
     axes_of,
     curve,
     drawn_metric,
@@ -96,21 +94,6 @@ def curves(runs: Runs, by: str = "round", targets: Sequence[float] = ()) -> Any:
 def draw_curves(runs: Runs, folder: Path, targets: Sequence[float] = ()) -> list[Path]:
     """Draw `curve_figures`; returns the PNG and SVG files."""
     return [file for name, draw in curve_figures(runs, targets).items() for file in save(draw(), folder / name)]
-
-
-def draw_streams(streams: dict[str, dict[str, dict[str, Points]]], path: Path) -> list[Path]:
-    """Draw CTM, LTM and, if measured, the number of samples needed, against the tasks; returns the PNG and SVG files.
-
-    streams: title of a row of panels -> name in the legend -> key of STREAM_CURVES -> points.
-    """
-    keys = [key for key in STREAM_CURVES if any(run[key] for runs in streams.values() for run in runs.values())]
-    charts = [
-        lines(title, [Series(name, by_key[key], index=place) for place, (name, by_key) in zip(colour_places(runs),
-              runs.items(), strict=True)], "tasks", STREAM_CURVES[key], unit_of(key))
-        for title, runs in streams.items()
-        for key in keys
-    ]  # fmt: skip
-    return save(figure([chart for chart in charts if chart], len(keys), titles=True), path)
 
 
 def staleness_chart(label: str, records: list[RoundRecord], index: int = 0) -> Chart | None:

@@ -61,11 +61,6 @@ def line_style(place: int) -> dict[str, Any]:
     return {"color": COLOURS[colour], "linestyle": style, "linewidth": 3.2 if colour == BLACK else 2}
 
 
-def line_styles(labels: Iterable[str]) -> list[dict[str, Any]]:
-    """Style of a line for each label, see `colour_places`."""
-    return list(map(line_style, colour_places(labels)))
-
-
 @contextmanager
 def optional_figures(warn: Callable[[str], None]) -> Iterator[None]:
     """Context manager in which an error of a figure becomes a sentence: results never depend on their figures."""
@@ -97,25 +92,13 @@ def _figure_class() -> Any:
     return NotebookFigure
 
 
-def grid(number: int, width: float, height: float, columns: int = 3) -> tuple[Any, list[Any]]:
-    """Returns a figure of `number` panels in rows of up to `columns`, and its axes. width, height: inches per panel."""
-    columns = min(columns, number)
-    rows = -(-number // columns)
-    figure = new_figure(figsize=(width * columns, height * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for empty in panels[number:]:
-        empty.set_visible(False)
-    return figure, list(panels[:number])
-
-
-def tidy(axes: Any, grid: bool = True) -> None:
+def tidy(axes: Any) -> None:
     """Leave only the lower line of the frame, without tick marks, and draw a pale grid behind the lines."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(SOFT)
     axes.tick_params(bottom=False, left=False, labelcolor=SOFT, which="both")
     axes.set_axisbelow(True)
-    if grid:
-        axes.grid(axis="y", color=GRID, linewidth=1)
+    axes.grid(axis="y", color=GRID, linewidth=1)
 
 
 def legend_outside(figure: Any, keys: Mapping[str, int]) -> None:

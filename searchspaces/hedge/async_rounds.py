@@ -284,31 +284,6 @@ class HedgeRounds:
             )
         return self.scale.warning
 
-    def state_dict(self) -> dict[str, Any]:
-        """State without the settings, as JSON."""
-        return {
-            "hedge": self.hedge.state_dict(),
-            "latest": self.latest.tolist(),
-            "retired": list(self.retired.items()),
-            "worst": self._worst,
-            "seen": self.scale.seen,
-            "clipped": self.scale.clipped,
-            "spread": list(self._spread),
-            "elimination": self.elimination.state_dict() if self.elimination else None,
-            "waiting": [[round, list(row.items())] for round, row in sorted(self._waiting.items())],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state from `state_dict`."""
-        self.hedge.load_state_dict(state["hedge"])
-        self.latest = np.array(state["latest"], dtype=np.int64)
-        self.retired = dict(state["retired"])
-        self._worst, self.scale.seen, self.scale.clipped = state["worst"], state["seen"], state["clipped"]
-        self._spread = LossSpread(*state.get("spread", ()))
-        if self.elimination and state["elimination"]:
-            self.elimination.load_state_dict(state["elimination"])
-        self._waiting = {round: dict(row) for round, row in state["waiting"]}
-
     # ---- rounds -------------------------------------------------------------------------------------------------
 
     def _take(self, expert: int, round: int, kept: RoundRecord) -> None:

@@ -24,8 +24,6 @@ Policy = Literal["leader", "sample", "mixture"]
 """leader: expert with the largest weight, the first one on ties; of promotion, with the best score. sample: expert
 drawn from the weights. mixture: all experts, with the weighted mean of their predicted probabilities."""
 
-POLICIES: tuple[Policy, ...] = ("sample", "leader", "mixture")
-
 KEPT = ".rounds"
 """Folder of an expert with the files of its rounds that are not complete yet. The copy in a storage has none of it."""
 

@@ -1,7 +1,6 @@
 """Elimination of experts on a stream, with a price: Hedge keeps a bound on its regret against the stopped ones."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -48,11 +47,3 @@ class Elimination:
         if chosen:
             self.price = max(self.price, (1 - self.comeback) * scale * left)
         return chosen
-
-    def state_dict(self) -> dict[str, Any]:
-        """State without the settings, as JSON."""
-        return {"stopped": list(self.stopped.items()), "price": self.price}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state from `state_dict`."""
-        self.stopped, self.price = dict(state["stopped"]), state["price"]

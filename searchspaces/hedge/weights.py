@@ -106,11 +106,6 @@ class Hedge:
         """Regret H_t - L*_t against the best expert in hindsight."""
         return self.total - float(self.losses.min())
 
-    @property
-    def entropy(self) -> float:
-        """Entropy of p^t, in nats."""
-        return entropy(self.probs())
-
     def bound(self) -> float:
         """Smallest known bound on the regret so far, for losses in [0, 1] (Freund & Schapire 1997)."""
         if self.eta == 0:

@@ -189,7 +189,7 @@ class SearchKind(Section):
         "the last one, which is the default unless the metric is one of validation samples",
     )
 
-    @field_validator("pack", mode="before")
+    @field_validator("pack", "comeback", mode="before", check_fields=False)
     @classmethod
     def _off_is_no_truth_value(cls, value: Any) -> Any:
         # YAML reads a bare `off` as false.

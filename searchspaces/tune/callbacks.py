@@ -89,21 +89,8 @@ class SearchCallback(tune.Callback):
         """Called with the number of each expert whose trial has ended."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without terminals and locks: Tune saves callbacks to disk, for a restore that is not used here."""
-        transient = (
-            "lock",
-            "show",
-            "tracker",
-            "loggers",
-            "notify",
-            "health",
-            "termination",
-            "is_idle",
-            "on_start",
-            "on_end",
-            "_nodes",
-        )
-        return self.__dict__ | dict.fromkeys(transient) | {"_started": {}, "_alive": {}, "trials": []}
+        """Nothing: Tune saves callbacks to disk, for a restore that is not used here."""
+        return {}
 
     def hedge(self, record: RoundRecord) -> None:
         """Record a complete round of Hedge."""
@@ -112,10 +99,6 @@ class SearchCallback(tune.Callback):
             self.show.hedge(record)
         if self.tracker:
             self.tracker.log({"expert": None, **record})
-
-    def block(self, record: RoundRecord) -> None:
-        """Record a block of work of a search that promotes experts."""
-        self.blocks.append(record)
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Stop on a signal or when Ray is lost, and look for silent trials, between two steps of Tune."""

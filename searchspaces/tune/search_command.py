@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -75,17 +76,10 @@ def resume_one_search(folder: RunFolder, address: str | None, changed: bool) -> 
     return _searches_output([finished])
 
 
-class PlainNotes:
-    """Prints notes as plain lines."""
-
-    def note(self, text: str) -> None:
-        click.echo(text)
-
-
 def push_run_or_search(name: str) -> CommandOutput:
     """Upload the records of a run or a search that are missing in MLflow."""
     folder = find_run(name)
-    warnings = (push_search if folder.is_search else push_run)(str(folder.path), PlainNotes())
+    warnings = (push_search if folder.is_search else push_run)(str(folder.path), SimpleNamespace(note=click.echo))
 
     def render() -> None:
         for warning in warnings:

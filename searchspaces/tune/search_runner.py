@@ -293,7 +293,7 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     setup = SearchSetup(
         *(spec.experiment, spec.values, configurations, here / "losses.jsonl", listener.hedge, warnings.append),
         *(here / "deployed", lambda number: expert_folder(here, number).path, settings.predictions, room),
-        on_block=listener.block,
+        on_block=listener.blocks.append,
     )
     tuning = tuner_spec(search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.

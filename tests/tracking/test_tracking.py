@@ -30,7 +30,7 @@ from hedgerow.platform.runs.run_in_mlflow import push
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import MlflowStore, default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog, flatten_params
+from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
 from hedgerow.platform.ui.mlflow_server import PAGE_SETTINGS
 
 
@@ -357,10 +357,6 @@ def test_logging_never_waits_for_the_store(tmp_path):
     logger.end("finished", {})
     assert [record["round"] for record in received] == list(range(100))
     assert logger.error is None
-
-
-def test_parameters_are_flattened():
-    assert flatten_params({"a": {"b": 0.1, "c": {"d": None}}, "e": [1]}) == {"a.b": "0.1", "e": "[1]"}
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import pytest
 from preloaded import run_python
 
-from hedgerow.platform.ui.plotting import COLOURS, METHODS, line_styles, optional_figures
+from hedgerow.platform.ui.plotting import COLOURS, METHODS, colour_places, line_style, optional_figures
 
 
 def colours(*labels: str) -> list[str]:
-    return [style["color"] for style in line_styles(labels)]
+    return [style["color"] for style in map(line_style, colour_places(labels))]
 
 
 @pytest.mark.parametrize("form", ["{}", "digits-{}", "{} (3 seeds)"])
@@ -19,7 +19,7 @@ def test_a_method_has_the_same_colour_in_every_figure(form):
 
 def test_lines_of_a_figure_have_different_colours_or_dashes():
     labels = ["FedAvg", "fedavg, lr=0.3", "mine", "FedDyn", *map(str, range(20))]
-    styles = line_styles(labels)
+    styles = [line_style(place) for place in colour_places(labels)]
     assert len({tuple(style.values()) for style in styles}) == len(labels)
     assert styles[0]["color"] == COLOURS[METHODS.index("fedavg")]
 

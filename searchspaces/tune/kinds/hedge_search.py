@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
@@ -104,12 +104,6 @@ class HedgeSearch(SearchKind):
         lt=1,
         description="stop experts whose weight falls below this, without a bound on the regret; 0: never",
     )
-
-    @field_validator("comeback", mode="before")
-    @classmethod
-    def _off_is_no_number(cls, value: Any) -> Any:
-        # YAML reads a bare `off` as false.
-        return "off" if value is False else value
 
     @model_validator(mode="before")
     @classmethod

@@ -1,6 +1,5 @@
 """Hedge's rounds from reports in any order: the weights of a round never depend on who reported when."""
 
-import json
 import math
 import random
 from pathlib import Path
@@ -46,7 +45,7 @@ def test_the_hand_trace_uses_the_weights_from_before_the_losses():
 @pytest.mark.parametrize(
     ("accuracies", "weights"),
     [
-        # One round: gamma ** loss, normalised. Then three, in the last of which the leader is the worst.
+        # One round: gamma ** loss, normalised. Then three; the leader is the worst in the last one.
         ([[0.3, 0.6, 0.95]], [0.134, 0.267, 0.599]),
         ([[0.9, 0.85], [0.9, 0.85], [0.2, 0.95]], [0.183, 0.817]),
     ],
@@ -121,7 +120,7 @@ def test_reports_of_several_rounds_together_have_the_same_bits(tmp_path, rate, s
         round = until
         assert len(records) == round
     assert records == expected
-    assert together.state_dict() == one_by_one.state_dict()
+    assert together.weights.tolist() == one_by_one.weights.tolist()
     # A report that was not settled before the crash is in the journal.
     _, again = begin(journal=tmp_path / "journal")
     assert again == expected
@@ -197,9 +196,6 @@ def test_one_round_that_outweighs_all_others_is_a_warning():
             for expert, loss in enumerate((1.0, 2.0) if round > 1 else (first, 1.0)):
                 buffer.report(expert, round, {"loss": loss})
         assert (buffer.warning or "None").startswith(str(says))
-        again = HedgeRounds(AdaHedge(2), "loss", "min")
-        again.load_state_dict(buffer.state_dict())
-        assert again.warning == buffer.warning
 
 
 def test_a_range_may_begin_anywhere_and_clips_on_both_sides():
@@ -499,17 +495,6 @@ def test_an_expert_that_retired_reports_no_more():
     buffer.report(0, 2, {"loss": 0.5})
     buffer.report(1, 2, {"loss": 0.0})
     assert [record["losses"] for record in records] == [[0.5, 0.5], [0.5, 1.0]]
-
-
-def test_the_state_goes_through_json_in_the_middle_of_a_round():
-    whole, expected = rounds()
-    feed(whole, ONE_BY_ONE)
-    first, records = rounds()
-    feed(first, ONE_BY_ONE[:7])
-    second, rest = rounds()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    feed(second, ONE_BY_ONE[7:])
-    assert records + rest == expected
 
 
 @pytest.mark.parametrize("value", ["high", None, True, [0.5]])

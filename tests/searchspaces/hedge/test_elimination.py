@@ -1,6 +1,5 @@
 """Elimination on a stream: no expert that could still win is stopped, and regret against a stopped one is bounded."""
 
-import json
 from itertools import product
 from pathlib import Path
 
@@ -192,16 +191,6 @@ def test_an_expert_that_fails_after_its_stop_stays_stopped():
     buffer.accept((expert, round + 1, {"loss": losses[round, expert]}) for round in range(20) for expert in range(3))
     buffer.retire(2, penalised=True)
     assert [record["hedge_loss"] for record in records[10:]] == pytest.approx([0.2] * 10)
-
-
-def test_the_state_of_the_rule_is_restored():
-    losses = streams(3)["graded"]
-    _, buffer = play(losses, 0.05)
-    again = play(losses[:0], 0.05, Hedge.tuned(6, len(losses)))[1]
-    again.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    assert again.elimination.stopped == buffer.elimination.stopped
-    assert again.elimination.price == buffer.elimination.price
-    assert again.weights.tolist() == buffer.weights.tolist()
 
 
 def test_the_decision_is_the_same_in_any_order_of_reports_and_from_a_cut_journal(tmp_path: Path):
