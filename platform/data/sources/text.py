@@ -129,7 +129,7 @@ class TextFile(CharacterSource):
         """
         file = root / self.path
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise UserError(f"task.data.path: {file} is not UTF-8 text; save it as UTF-8") from None
         letters = "".join(sorted(set(text)))
