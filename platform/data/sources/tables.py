@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -199,7 +200,8 @@ def read_tables(
                     _joined(owners, "client", files[0].path) if owners else None,
                 )
             )
-    return build_dataset(name, f"task.data.path: {first}", *splits, test_fraction=test_fraction, columns=names)
+    data = build_dataset(name, f"task.data.path: {first}", *splits, test_fraction=test_fraction, columns=names)
+    return replace(data, input_names=tuple(names))
 
 
 class _Outline(NamedTuple):
@@ -331,7 +333,7 @@ def _values(found: Collection[Any]) -> np.ndarray:
 def _features(
     files: list[TablePath], rows: int, features: list[str], categories: dict[str, np.ndarray], columns: Columns
 ) -> tuple[np.ndarray, list[str]]:
-    """Features of all rows, (rows, F) float64, and the column of each."""
+    """Features of all rows, (rows, F) float64, and their names."""
     x, names, start = None, list[str](), 0
     for file in files:
         row = 0
@@ -348,7 +350,8 @@ def _features(
             if x is None:
                 # Not yet float32, which would lose digits that are still needed to check what it loses.
                 x = empty((rows, block.shape[1]), np.dtype(np.float64))
-                names = [column for column, part in zip(features, parts, strict=True) for _ in range(part.shape[1])]
+                for column, part in zip(features, parts, strict=True):
+                    names += _names(column, part.shape[1], categories.get(column))
             if block.shape[1] != x.shape[1]:
                 raise UserError(
                     f"task.data.features: {file.path} has lists of different lengths; give every row as many numbers"
@@ -357,6 +360,13 @@ def _features(
             row += len(block)
         start += row
     return (np.zeros((0, len(features))) if x is None else x), names
+
+
+def _names(column: str, width: int, categories: np.ndarray | None) -> list[str]:
+    """Names of a column's features: `sex=f` for a category, `pixels[0]` for an entry of a list."""
+    if categories is not None:
+        return [f"{column}={value}" for value in categories]
+    return [column] if width == 1 else [f"{column}[{i}]" for i in range(width)]
 
 
 def _numbers(values: "Series[Any]", column: str, path: Path, row: int, columns: Columns) -> np.ndarray:

@@ -213,5 +213,13 @@ def _of_characters(name: str, letters: str, arrays: dict[str, Any]) -> Dataset:
     names = tuple(repr(letter)[1:-1] for letter in letters)
     targets: Targets = "classes" if arrays["y_train"].ndim == 1 else "tokens"
     return Dataset(
-        name, classes=len(letters), mean=zero, std=one, class_names=names, is_tokens=True, targets=targets, **arrays
+        name,
+        classes=len(letters),
+        mean=zero,
+        std=one,
+        class_names=names,
+        is_tokens=True,
+        targets=targets,
+        input_names=names,
+        **arrays,
     )
