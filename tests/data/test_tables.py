@@ -83,6 +83,7 @@ def test_lists_in_parquet_and_other_separators_in_csv(tmp_path):
     path = write(tmp_path, "parquet", table)
     data = loaded(tmp_path, name="parquet", path=path, label="number", test=path)
     assert np.array_equal(data.x_train, np.c_[X, np.full(60, 3)].astype(np.float32))
+    assert data.input_names == (*(f"pixels[{i}]" for i in range(5)), "age")
     table.pixels = [row[: 4 + i % 2] for i, row in enumerate(X)]
     write(tmp_path, "parquet", table)
     assert "column 'pixels' of" in refusal(tmp_path, name="parquet", path=path, label="number")
