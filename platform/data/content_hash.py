@@ -10,7 +10,7 @@ import numpy as np
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.partition import Partition
 
-WORDS = {"name", "class_names"}
+WORDS = {"name", "class_names", "input_names"}
 """Fields of a data set that do not affect any number."""
 
 

@@ -42,6 +42,8 @@ class Dataset:
     """Use that each training sample's natural client makes of it, uint8 (n,): 0 training, 1 validation, 2 its own
     evaluation. None: all are for training."""
     targets: Targets = "classes"
+    input_names: tuple[str, ...] = ()
+    """Name of each feature, or of each token from 0, by which public samples are matched. (): by their position."""
 
     @classmethod
     def opened(cls, values: dict[str, Any]) -> Self:

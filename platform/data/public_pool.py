@@ -16,6 +16,7 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
 
     Raises UserError if the samples do not fit.
     """
+    numbers = _numbers(dataset, other)
     if (other.sample_shape, other.x_train.dtype) != (dataset.sample_shape, dataset.x_train.dtype):
         shapes = [" x ".join(map(str, one.sample_shape)) + f" ({one.x_train.dtype})" for one in (other, dataset)]
         raise UserError(
@@ -27,10 +28,13 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
     if samples > available:
         raise UserError(f"task.public.samples: {other.name} has {available} training samples, not {samples}; lower it")
     rows = np.sort(np.random.default_rng([0, 59]).permutation(available)[:samples])
+    x = other.x_train[rows]
+    if numbers is not None:
+        x = numbers.astype(x.dtype)[x] if dataset.is_tokens else x[:, numbers]
     owners, splits = dataset.train_clients, dataset.splits
     return replace(
         dataset,
-        x_train=concatenated([dataset.x_train, other.x_train[rows]]),
+        x_train=concatenated([dataset.x_train, x]),
         y_train=np.concatenate(
             [dataset.y_train, np.zeros((samples, *dataset.y_train.shape[1:]), dataset.y_train.dtype)]
         ),
@@ -38,6 +42,24 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
         splits=None if splits is None else np.concatenate([splits, np.zeros(samples, np.uint8)]),
         public=samples,
     )
+
+
+def _numbers(dataset: Dataset, other: Dataset) -> np.ndarray | None:
+    """Number of each token of `other` in `dataset`, or of each feature of `dataset` in `other`; None: without names.
+
+    Raises UserError for a name that one of them does not have.
+    """
+    own, others, is_tokens = dataset.input_names, other.input_names, dataset.is_tokens
+    if not own or not others or is_tokens != other.is_tokens:
+        return None
+    if absent := sorted(set(others) - set(own) if is_tokens else set(others) ^ set(own)):
+        kind = "letters" if is_tokens else "features"
+        raise UserError(
+            f"task.public.data: only one of {dataset.name} and {other.name} has the {kind} {', '.join(absent[:30])}; "
+            f"give both the same {kind}, or hold samples back with `samples` alone"
+        )
+    places = {name: number for number, name in enumerate(own if is_tokens else others)}
+    return np.array([places[name] for name in (others if is_tokens else own)])
 
 
 def hold_back(dataset: Dataset, samples: int | None, seed: int, draw: Callable[[Dataset], Partition]) -> Partition:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import blobs, dataset, run_inline, small_task
+from own_formats import loaded
 
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.platform.common.errors import UserError
@@ -121,6 +122,46 @@ def test_samples_of_another_data_set_lie_behind_the_own():
         with_public(DATA, other, 9)
     with pytest.raises(UserError, match=r"are 5 \(float32\), but samples of test are 6 \(float32\); choose a data set"):
         with_public(DATA, replace(other, x_train=other.x_train[:, :5]), None)
+
+
+def test_features_of_another_table_are_matched_by_name(tmp_path):
+    def table(name, columns):
+        rows = [{"age": 20 + i, "dose": i / 4, "sex": "fmx"[i % 3], "ill": i % 2} for i in range(10)]
+        lines = [columns, *([str(row[column]) for column in columns] for row in rows)]
+        (tmp_path / name).write_text("\n".join(map(",".join, lines)) + "\n")
+        return {"name": "csv", "path": name, "label": "ill", "one_hot": ["sex"] if "sex" in columns else []}
+
+    own = loaded(tmp_path, **table("own.csv", ["age", "dose", "sex", "ill"]))
+    assert own.input_names == ("age", "dose", "sex=f", "sex=m", "sex=x")
+    other = loaded(tmp_path, **table("other.csv", ["ill", "sex", "dose", "age"]))
+    assert other.input_names == ("sex=f", "sex=m", "sex=x", "dose", "age")
+    public = with_public(own, other, None).x_train[-8:]
+    for age, dose, *sex in public.tolist():
+        i = int(age - 20)
+        assert [dose, *sex] == [i / 4, *(float(i % 3 == number) for number in range(3))]
+    narrow = loaded(tmp_path, **table("narrow.csv", ["dose", "sex", "ill"]))
+    with pytest.raises(
+        UserError, match=r"task\.public\.data: only one of own\.csv and narrow\.csv has the features age; give"
+    ):
+        with_public(own, narrow, None)
+    # Samples without names are matched by position.
+    assert np.array_equal(with_public(own, replace(other, input_names=()), None).x_train[-8:], other.x_train)
+
+
+def test_letters_of_another_text_are_matched(tmp_path):
+    texts = {"own": "abcde ", "other": "edb", "foreign": "abx"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text * 20)
+    settings = {"name": "text", "by": "block", "clients": 1, "length": 6}
+    own, other, foreign = (loaded(tmp_path, path=f"{name}.txt", **settings) for name in texts)
+    both = with_public(own, other, None)
+    assert both.x_train.dtype == np.uint8
+    read = {"".join(both.class_names[token] for token in sample) for sample in both.x_train[-both.public :]}
+    assert read == {"edbedb", "dbedbe", "bedbed"}
+    with pytest.raises(
+        UserError, match=r"task\.public\.data: only one of own and foreign has the letters x; give both"
+    ):
+        with_public(own, foreign, None)
 
 
 def values(public, algorithm="feddf", **task):

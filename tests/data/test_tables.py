@@ -1,13 +1,16 @@
 """Tables of one's own, in CSV and Parquet files."""
 
 import gzip
+import re
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet
 import pytest
-from own_formats import CLIENTS, X, Y, accuracy, loaded, refusal
+from own_formats import CLIENTS, X, Y, accuracy, experiment, loaded, refusal
 
+from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sources import tables
 
 WORDS = np.array(["ill", "well", "unknown"])[Y]
@@ -80,6 +83,7 @@ def test_lists_in_parquet_and_other_separators_in_csv(tmp_path):
     path = write(tmp_path, "parquet", table)
     data = loaded(tmp_path, name="parquet", path=path, label="number", test=path)
     assert np.array_equal(data.x_train, np.c_[X, np.full(60, 3)].astype(np.float32))
+    assert data.input_names == (*(f"pixels[{i}]" for i in range(5)), "age")
     table.pixels = [row[: 4 + i % 2] for i, row in enumerate(X)]
     write(tmp_path, "parquet", table)
     assert "column 'pixels' of" in refusal(tmp_path, name="parquet", path=path, label="number")
@@ -193,6 +197,7 @@ def test_an_index_is_no_feature_unless_it_is_named(tmp_path, capsys):
         (["1,000,52,well"], "(line 4 has 4 fields, and the header has 3; a field that contains ',' needs quotation"),
         (["1,well"], "(line 4 has 2 fields, and the header has 3;"),
         (['"a', 'b",2,3', "", "1,2,3,4"], "(line 7 has 4 fields, and the header has 3;"),
+        ([",,,"], "(line 4 has 4 fields, and the header has 3;"),
     ],
 )
 def test_a_row_with_other_fields_than_the_header_is_refused(tmp_path, rows, sentence):
@@ -200,7 +205,9 @@ def test_a_row_with_other_fields_than_the_header_is_refused(tmp_path, rows, sent
     for settings in ({"features": ["v"]}, {}):
         found = refusal(tmp_path, name="csv", path="a.csv", label="y", **settings)
         assert found.startswith(f"task.data.path: {tmp_path / 'a.csv'} is not a readable CSV file {sentence}")
-    # Every row is longer than the header: pandas takes the first column for an index.
+    # The first row, or every row, is longer than the header: pandas takes the first column for an index.
+    (tmp_path / "a.csv").write_text("v,y\n,,\n" + "1,2\n" * 9)
+    assert "line 2 has 3 fields, and the header has 2" in refusal(tmp_path, name="csv", path="a.csv", label="y")
     (tmp_path / "a.csv").write_text("v,y\n" + "1,2,ill\n" * 9)
     assert "line 2 has 3 fields, and the header has 2" in refusal(tmp_path, name="csv", path="a.csv", label="y")
     (tmp_path / "a.csv").write_text("v,y,v\n" + "1,2,3\n" * 9)
@@ -230,6 +237,71 @@ def test_what_counts_as_missing_is_named(tmp_path):
     # In a Parquet file, text is text.
     path = write(tmp_path, "parquet", pd.DataFrame(rows, columns=["v", "country", "y"]))
     assert loaded(tmp_path, name="parquet", path=path, label="country", features=["v"]).class_names == ("FR", "NA")
+
+
+@pytest.mark.parametrize("blank", ["  ", ""])
+def test_text_of_blanks_is_a_missing_value(tmp_path, kind, blank):
+    table = pd.DataFrame({"v": np.arange(9.0), "who": ["a", "b", "c"] * 3, "y": ["p", "q", "r"] * 3})
+    for column, settings in (("y", {}), ("who", {"client": "who"}), ("who", {"one_hot": ["who"]}), ("v", {})):
+        path = write(tmp_path, kind, table.astype({column: str}).replace({column: {str(table[column][4]): blank}}))
+        found = refusal(
+            tmp_path, name=kind, path=path, label="y", features=["v", *settings.get("one_hot", [])], **settings
+        )
+        row = 5 if column == "v" else 2
+        assert f"column {column!r} of {tmp_path / path} has no value in row {row}; fill it in" in found
+
+
+def test_a_folder_has_files_of_any_case_and_no_hidden_ones(tmp_path, kind):
+    (tmp_path / "parts").mkdir()
+    for name, rows in (("a", 10), ("b", 20), (".hidden", 40)):
+        write(tmp_path / "parts", kind, TABLE[:rows], name)
+    (tmp_path / "parts" / f"b.{kind}").rename(tmp_path / "parts" / f"b.{kind.upper()}")
+    data = loaded(tmp_path, name=kind, path="parts", label="number", features=["x0"], test=write(tmp_path, kind))
+    assert len(data.x_train) == 30
+
+
+def test_all_files_have_the_same_columns_unless_features_are_named(tmp_path, kind):
+    (tmp_path / "parts").mkdir()
+    table = TABLE[["x0", "number"]]
+    write(tmp_path / "parts", kind, table, "a")
+    write(tmp_path / "parts", kind, table.assign(dose=1.0), "b")
+    settings = {"name": kind, "path": "parts", "label": "number"}
+    assert refusal(tmp_path, **settings) == (
+        f"task.data.features: {tmp_path}/parts/a.{kind} has no column 'dose' (columns: x0, number); name columns that "
+        "all files have"
+    )
+    assert loaded(tmp_path, **settings, features=["x0"]).sample_shape == (1,)
+
+
+def test_labels_in_parquet_files_are_of_one_type_in_all_files(tmp_path):
+    (tmp_path / "parts").mkdir()
+    types = {"whole numbers": Y, "floats": Y * 1.0, "truth values": Y > 0, "text": WORDS}
+    for one, other in (("whole numbers", "floats"), ("text", "truth values"), ("text", "whole numbers")):
+        for name, values in (("a", types[one]), ("b", types[other])):
+            write(tmp_path / "parts", "parquet", pd.DataFrame({"v": X[:, 0], "y": values}), name)
+        assert refusal(tmp_path, name="parquet", path="parts", label="y") == (
+            f"task.data.label: column 'y' has {one} in {tmp_path}/parts/a.parquet and {other} in "
+            f"{tmp_path}/parts/b.parquet; store one type in all files"
+        )
+
+
+@pytest.mark.parametrize("name", ["a.pq", "a.PARQUET", "a"])
+def test_parquet_files_of_any_ending_are_read(tmp_path, name):
+    TABLE.to_parquet(tmp_path / name)
+    data = loaded(tmp_path, name="parquet", path=name, label="state", features=["x0"], test=name)
+    assert data.x_train[:, 0].tolist() == X[:, 0].astype(np.float32).tolist()
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-50])
+    assert f"{tmp_path / name} is not a readable Parquet file" in refusal(
+        tmp_path, name="parquet", path=name, label="y"
+    )
+
+
+@pytest.mark.parametrize("separator", ["é", "\n"])
+def test_characters_that_cannot_separate_columns_are_refused(separator):
+    with pytest.raises(
+        UserError, match=re.escape(f"task.data.separator: {separator!r} cannot separate columns; use an ASC")
+    ):
+        parse_experiment(experiment({"name": "csv", "path": "a.csv", "label": "y", "separator": separator}))
 
 
 def test_one_value_in_two_spellings_is_refused(tmp_path):
@@ -270,6 +342,8 @@ def test_infinity_among_the_labels_of_a_regression_is_no_class(tmp_path):
         ({"label": "stat"}, "task.data.label: {file} has no column 'stat'; did you mean 'state'? (columns: x0, x1, x2"),
         ({"client": "wards"}, "task.data.client: {file} has no column 'wards'; did you mean 'ward'?"),
         ({"features": ["x0", "x0"]}, "task.data.features: 'x0' is named twice; name each column once"),
+        ({"features": []}, "task.data.features: no columns of {file} are used; name or add at least one"),
+        ({"label": []}, "task.data.label: no columns of {file} are used; name or add at least one"),
         ({"features": ["x9"]}, "task.data.features: {file} has no column 'x9'"),
         ({"features": ["state"]}, "task.data.features: 'state' is also the label or the client; remove it"),
         ({"one_hot": ["wad"]}, "task.data.one_hot: 'wad' is not one of the features; did you mean 'ward'? (features"),

@@ -73,6 +73,15 @@ def test_windows_of_both_parts_share_no_character(tmp_path):
     assert set(np.diff(np.sort(data.x_train[:, 0]))) == {3}
 
 
+def test_a_byte_order_mark_is_no_letter_and_no_part_of_a_speaker(tmp_path):
+    (tmp_path / "play.txt").write_text("".join(f"{name}:\nabc\n\n" for name in "AB" * 10), encoding="utf-8-sig")
+    data = load_dataset(source("text", path="play.txt", clients=2, length=4), tmp_path)
+    assert data.class_names == ("\\n", ":", "A", "B", "a", "b", "c")
+    assert np.bincount(data.train_clients).tolist() == [27, 27]
+    with pytest.raises(UserError, match="has 2 speakers with enough text, not 3; lower it"):
+        load_dataset(source("text", path="play.txt", clients=3, length=4), tmp_path)
+
+
 def test_leafs_files_give_one_client_per_role(tmp_path):
     leaf(tmp_path / "shakespeare", {"HAMLET": 40, "OPHELIA": 30, "YORICK": 5})
     data = load_dataset(source("shakespeare", clients=2, samples=30, test_samples=4), tmp_path)

@@ -23,7 +23,7 @@ from hedgerow.platform.data.dataset import Dataset, mistake_in
 from hedgerow.platform.data.mapped_arrays import BLOCK, save
 from hedgerow.platform.data.sources.source import Source
 
-_FORMAT = 4
+_FORMAT = 5
 
 _parsing = threading.Lock()
 """NumPy parses the header of a file; in Python 3.11, parsers in two threads disturb each other (cpython#106905)."""
@@ -124,7 +124,7 @@ def _read(entry: Path) -> Dataset:
             raise ValueError(f"{file} is damaged")
         with _parsing:
             fields[field] = np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
-    return Dataset(**fields | {"class_names": tuple(fields["class_names"])})
+    return Dataset(**fields | {name: tuple(fields[name]) for name in ("class_names", "input_names")})
 
 
 def _checksum(file: Path) -> str:

@@ -5,12 +5,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.memory import require
@@ -32,6 +33,8 @@ WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|infinity)", re.IGNORECASE)
 
 TRUTH_VALUES = ({"False", "True"}, {"false", "true"}, {"FALSE", "TRUE"})
+
+LABEL_TYPES = {"i": "whole numbers", "u": "whole numbers", "f": "floats", "b": "truth values", "O": "text"}
 
 INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: [0-9]+(\.[0-9]+)?")
 """Columns of an index without a name, as pandas writes and reads them."""
@@ -102,7 +105,14 @@ class CsvTable(_TableSource):
 
     ending = "csv"
 
-    separator: str = Field(",", min_length=1, max_length=1, description="character between two columns")
+    separator: str = Field(",", min_length=1, max_length=1, description="ASCII character between two columns")
+
+    @field_validator("separator")
+    @classmethod
+    def _is_readable(cls, separator: str) -> str:
+        if not separator.isascii() or separator in "\r\n":
+            raise ValueError(f"{separator!r} cannot separate columns; use an ASCII character, such as ';' or '\\t'")
+        return separator
 
 
 class ParquetTable(_TableSource):
@@ -114,7 +124,7 @@ class ParquetTable(_TableSource):
 def _listed(path: Path, ending: str, key: str) -> list[Path]:
     if path.is_file():
         return [path]
-    files = sorted(path.glob(f"*.{ending}"))
+    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() == f".{ending}")
     if not files:
         raise UserError(
             f"task.data.{key}: there is no file {path.absolute()}, nor a folder with *.{ending}; give the path of the "
@@ -130,13 +140,16 @@ def read_tables(
     first = train[0].path
     headers = {file.path: _header(file.path, columns) for file in [*train, *test]}
     used = {*columns.label, *([columns.client] if columns.client else [])}
-    index = (_index(first) | set(filter(INDEX.fullmatch, headers[first]))) - used
-    features = columns.features or [column for column in headers[first] if column not in used | index]
-    if not features:
-        raise UserError(f"task.data.features: {first} has no columns besides label, client and index; add features")
+    indices = {path: (_index(path) | set(filter(INDEX.fullmatch, header))) - used for path, header in headers.items()}
+    features = columns.features
+    if features is None:
+        others = (column for path, header in headers.items() for column in header if column not in used | indices[path])
+        features = list(dict.fromkeys(others))
     if twice := sorted(used & set(features)):
         raise UserError(f"task.data.features: {twice[0]!r} is also the label or the client; remove it from one of them")
     for key, named in (("label", columns.label), ("features", features)):
+        if not named:
+            raise UserError(f"task.data.{key}: no columns of {first} are used; name or add at least one")
         if twice := sorted({column for column in named if named.count(column) > 1}):
             raise UserError(f"task.data.{key}: {twice[0]!r} is named twice; name each column once")
     if unknown := [column for column in columns.one_hot if column not in features]:
@@ -150,9 +163,9 @@ def read_tables(
             if absent := [column for column in wanted if column not in header]:
                 raise UserError(
                     f"task.data.{key}: {path} has no column {absent[0]!r}{nearest(absent[0], header)} (columns: "
-                    f"{_some(header)})"
+                    f"{_some(header)}); name columns that all files have"
                 )
-    for column in sorted(index if columns.features is None else ()):
+    for column in sorted(indices[first] if columns.features is None else ()):
         print(
             f"hedgerow: task.data.features: the index {column!r} of {first} is not used; name it if it is a feature",
             file=sys.stderr,
@@ -162,6 +175,8 @@ def read_tables(
         _of_one_type({path: outline.labels[number] for path, outline in outlines.items()})
         for number in range(len(columns.label))
     ]
+    for column, of_files in zip(columns.label, labels, strict=True):
+        _check_types(column, of_files)
     clients = {path: outline.clients for path, outline in outlines.items() if outline.clients is not None}
     if client:
         clients = _of_one_type(clients, are_ids=True)
@@ -185,7 +200,8 @@ def read_tables(
                     _joined(owners, "client", files[0].path) if owners else None,
                 )
             )
-    return build_dataset(name, f"task.data.path: {first}", *splits, test_fraction=test_fraction, columns=names)
+    data = build_dataset(name, f"task.data.path: {first}", *splits, test_fraction=test_fraction, columns=names)
+    return replace(data, input_names=tuple(names))
 
 
 class _Outline(NamedTuple):
@@ -200,7 +216,7 @@ class _Outline(NamedTuple):
 def _outline(file: TablePath, columns: Columns) -> _Outline:
     client = [columns.client] if columns.client else []
     needed = list(dict.fromkeys([*columns.label, *columns.one_hot, *client]))
-    if file.path.suffix == ".parquet":
+    if _is_parquet(file.path):
         from pyarrow import parquet
 
         # A column that is constant takes a few bytes for any number of rows.
@@ -266,7 +282,7 @@ def _of_one_type(parts: dict[Path, np.ndarray], are_ids: bool = False) -> dict[P
 
     are_ids: different fields stay different: other spellings of numbers, such as `007` and `1e2`, are text.
     """
-    fields = {path: part for path, part in parts.items() if path.suffix != ".parquet"}
+    fields = {path: part for path, part in parts.items() if not _is_parquet(path)}
     if not fields:
         return parts
     values, places = np.unique(np.concatenate(list(fields.values())), return_inverse=True)
@@ -281,6 +297,17 @@ def _of_one_type(parts: dict[Path, np.ndarray], are_ids: bool = False) -> dict[P
         values = values.astype(np.float64)
     ends = np.cumsum([len(part) for part in fields.values()])
     return parts | dict(zip(fields, np.split(values[places], ends[:-1]), strict=True))
+
+
+def _check_types(column: str, labels: dict[Path, np.ndarray]) -> None:
+    """Raises UserError for labels of another type in another file: floats would make a regression of classes."""
+    types = {LABEL_TYPES.get(part.dtype.kind, str(part.dtype)): path for path, part in labels.items() if len(part)}
+    if len(types) > 1:
+        (one, first), (other, second), *_ = types.items()
+        raise UserError(
+            f"task.data.label: column {column!r} has {one} in {first} and {other} in {second}; store one type "
+            "in all files"
+        )
 
 
 def _check_spelling(column: str, values: dict[Path, set[Any]]) -> None:
@@ -306,7 +333,7 @@ def _values(found: Collection[Any]) -> np.ndarray:
 def _features(
     files: list[TablePath], rows: int, features: list[str], categories: dict[str, np.ndarray], columns: Columns
 ) -> tuple[np.ndarray, list[str]]:
-    """Features of all rows, (rows, F) float64, and the column of each."""
+    """Features of all rows, (rows, F) float64, and their names."""
     x, names, start = None, list[str](), 0
     for file in files:
         row = 0
@@ -323,7 +350,8 @@ def _features(
             if x is None:
                 # Not yet float32, which would lose digits that are still needed to check what it loses.
                 x = empty((rows, block.shape[1]), np.dtype(np.float64))
-                names = [column for column, part in zip(features, parts, strict=True) for _ in range(part.shape[1])]
+                for column, part in zip(features, parts, strict=True):
+                    names += _names(column, part.shape[1], categories.get(column))
             if block.shape[1] != x.shape[1]:
                 raise UserError(
                     f"task.data.features: {file.path} has lists of different lengths; give every row as many numbers"
@@ -332,6 +360,13 @@ def _features(
             row += len(block)
         start += row
     return (np.zeros((0, len(features))) if x is None else x), names
+
+
+def _names(column: str, width: int, categories: np.ndarray | None) -> list[str]:
+    """Names of a column's features: `sex=f` for a category, `pixels[0]` for an entry of a list."""
+    if categories is not None:
+        return [f"{column}={value}" for value in categories]
+    return [column] if width == 1 else [f"{column}[{i}]" for i in range(width)]
 
 
 def _numbers(values: "Series[Any]", column: str, path: Path, row: int, columns: Columns) -> np.ndarray:
@@ -360,7 +395,10 @@ def _text(array: np.ndarray) -> Any:
 
 
 def _check_complete(values: "Series[Any]", column: str, path: Path, row: int, columns: Columns) -> None:
-    missing = values.isna().to_numpy()
+    """Raises UserError for missing values, also text of blanks alone."""
+    array, missing = values.to_numpy(), values.isna().to_numpy()
+    if array.dtype.kind == "O":
+        missing = missing | np.array([isinstance(value, str) and not value.strip() for value in array], bool)
     if missing.any():
         row += int(missing.argmax())
         field = _field(path, column, row, columns)
@@ -379,10 +417,18 @@ def _some(names: list[str]) -> str:
 # ---- the two formats -------------------------------------------------------------------------------------------------
 
 
+def _is_parquet(path: Path) -> bool:
+    """Whether it is a Parquet file: also one of another ending, and a damaged one."""
+    if path.suffix.lower() == ".parquet":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
 def _header(path: Path, columns: Columns) -> list[str]:
     """Names of the columns. Raises UserError."""
     # Imported here, since processes that read the cache do not need them.
-    if path.suffix == ".parquet":
+    if _is_parquet(path):
         from pyarrow import parquet
 
         try:
@@ -415,7 +461,8 @@ def _check_rows(path: Path, separator: str) -> None:
         header = next(filter(None, reader), [])
         _check_names(header)
         for row in reader:
-            if len(row) != len(header) and "".join(row).strip():
+            is_empty = len(row) < 2 and not "".join(row).strip()
+            if len(row) != len(header) and not is_empty:
                 raise ValueError(
                     f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}; a field that "
                     f"contains {separator!r} needs quotation marks"
@@ -424,7 +471,7 @@ def _check_rows(path: Path, separator: str) -> None:
 
 def _index(path: Path) -> set[str]:
     """Columns of a Parquet file that were the index of a pandas frame."""
-    if path.suffix != ".parquet":
+    if not _is_parquet(path):
         return set()
     from pyarrow import parquet
 
@@ -437,12 +484,14 @@ def _index(path: Path) -> set[str]:
 
 def _field(path: Path, column: str, row: int, columns: Columns) -> str:
     """A field of a CSV file as it is written; empty for a Parquet file, which has no spelling of missing values."""
-    if path.suffix == ".parquet":
+    if _is_parquet(path):
         return ""
     import pandas as pd
 
-    table = pd.read_csv(path, sep=columns.separator, usecols=[column], dtype=str, keep_default_na=False)
-    return str(table[column][row]).strip()
+    table = pd.read_csv(
+        path, sep=columns.separator, index_col=False, usecols=[column], dtype=str, keep_default_na=False
+    )
+    return str(table[column].iloc[row]).strip()
 
 
 def _chunks(path: Path, wanted: list[str], text: Collection[str], columns: Columns) -> "Iterator[DataFrame]":
@@ -451,14 +500,16 @@ def _chunks(path: Path, wanted: list[str], text: Collection[str], columns: Colum
     from pyarrow import ArrowInvalid, parquet
 
     try:
-        if path.suffix == ".parquet":
+        if _is_parquet(path):
             with parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(ROWS, columns=wanted):
                     # Otherwise the index of a pandas frame would be no column.
                     yield batch.to_pandas(ignore_metadata=True)
         else:
             types = dict.fromkeys(text, str)
-            with pd.read_csv(path, sep=columns.separator, chunksize=ROWS, usecols=wanted, dtype=types) as chunks:
+            with pd.read_csv(
+                path, sep=columns.separator, index_col=False, chunksize=ROWS, usecols=wanted, dtype=types
+            ) as chunks:
                 for chunk in chunks:
                     for column in types:
                         chunk[column] = chunk[column].str.strip()
@@ -468,5 +519,5 @@ def _chunks(path: Path, wanted: list[str], text: Collection[str], columns: Colum
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    kind = "Parquet" if path.suffix == ".parquet" else "CSV"
+    kind = "Parquet" if _is_parquet(path) else "CSV"
     return UserError(f"task.data.path: {path} is not a readable {kind} file ({one_line(error)}); write it again")

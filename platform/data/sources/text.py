@@ -129,7 +129,7 @@ class TextFile(CharacterSource):
         """
         file = root / self.path
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise UserError(f"task.data.path: {file} is not UTF-8 text; save it as UTF-8") from None
         letters = "".join(sorted(set(text)))
@@ -213,5 +213,13 @@ def _of_characters(name: str, letters: str, arrays: dict[str, Any]) -> Dataset:
     names = tuple(repr(letter)[1:-1] for letter in letters)
     targets: Targets = "classes" if arrays["y_train"].ndim == 1 else "tokens"
     return Dataset(
-        name, classes=len(letters), mean=zero, std=one, class_names=names, is_tokens=True, targets=targets, **arrays
+        name,
+        classes=len(letters),
+        mean=zero,
+        std=one,
+        class_names=names,
+        is_tokens=True,
+        targets=targets,
+        input_names=names,
+        **arrays,
     )
