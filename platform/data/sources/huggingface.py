@@ -19,7 +19,6 @@ from hedgerow.platform.data.sources.source import Source
 
 if TYPE_CHECKING:
     import datasets
-    from PIL import Image
 
 ROWS = 1000
 """Number of rows that are read at a time."""
@@ -151,15 +150,13 @@ class HuggingFace(Source):
                 f"task.data.features: {self.path} has images in column {features[0]!r}, which cannot be joined with "
                 "other columns; name this column alone"
             )
-        kind = split.features[features[0]]
         undecoded = datasets.Image(decode=False)
         rows = chosen.cast_column(features[0], undecoded) if is_image else chosen.with_format("numpy")
         x = None
         for start in range(0, len(split), ROWS):
             batch = rows[start : start + ROWS]
             if is_image:
-                images = [self._image(item, kind, start + row) for row, item in enumerate(batch[features[0]])]
-                block = self._images(images, start)
+                block = self._images(batch[features[0]], split.features[features[0]].mode, start)
             else:
                 block = np.concatenate([self._numbers(batch[column], column, start) for column in features], axis=1)
             if x is None:
@@ -172,24 +169,15 @@ class HuggingFace(Source):
         is_grey = is_image and all((x[i : i + ROWS] == x[i : i + ROWS, :1]).all() for i in range(0, len(x), ROWS))
         return x[:, :1] if is_grey else x
 
-    def _image(self, item: dict[str, Any] | None, kind: "datasets.Image", row: int) -> "Image.Image | None":
-        """Image of a row, after a look at its size; None if the row has none. Raises UserError."""
-        if item is None:
-            return None
-        return decoded(
-            lambda: item["bytes"] or Path(item["path"]).read_bytes(),
-            f"task.data.features: {self.path}: the image in row {row}",
-            lambda content: kind.decode_example({"bytes": content, "path": None}),
-        )
-
-    def _images(self, images: list[Any], start: int) -> np.ndarray:
-        for number, image in enumerate(images):
-            if image is None:
-                raise UserError(f"task.data.features: {self.path} has no image in row {start + number}; remove the row")
-        arrays = [
-            resized(image, self.size, f"task.data.features: {self.path}: the image in row {start + number}")
-            for number, image in enumerate(images)
-        ]
+    def _images(self, items: list[dict[str, Any] | None], mode: str | None, start: int) -> np.ndarray:
+        """Pixels of images. mode: of PIL, to which the column converts its images. Raises UserError."""
+        arrays = []
+        for row, item in enumerate(items, start):
+            if item is None:
+                raise UserError(f"task.data.features: {self.path} has no image in row {row}; remove the row")
+            at = f"task.data.features: {self.path}: the image in row {row}"
+            image = decoded(lambda item=item: item["bytes"] or Path(item["path"]).read_bytes(), at, mode)  # type: ignore[misc]
+            arrays.append(resized(image, self.size))
         if len({array.shape for array in arrays}) > 1:
             raise self._uneven(str(self.features), start, True)
         return np.stack(arrays)
