@@ -83,15 +83,15 @@ class HuggingFace(Source):
                     raise UserError(
                         f"task.data.{key}: {self.path} has no split {name!r} ({', '.join(splits)}); name one of these"
                     )
-            train = splits[self.train]
-            parts = [self._split(splits[name]) for name in (self.train, self.test) if name in splits]
+            names = self._class_names(splits[self.train])
+            parts = [self._split(splits[name], names) for name in (self.train, self.test) if name in splits]
             return build_dataset(
                 Path(self.path).stem,
                 f"task.data.path: {self.path}",
                 *parts,
                 test_fraction=self.test_fraction,
                 tokens=self.tokens,
-                class_names=self._class_names(train),
+                class_names=names,
             )
 
     def _splits(self, root: Path, copies: str) -> "dict[str, datasets.Dataset]":
@@ -122,7 +122,8 @@ class HuggingFace(Source):
             ) from None
         return dict(found) if isinstance(found, datasets.DatasetDict) else {self.train: found}
 
-    def _split(self, split: "datasets.Dataset") -> RawSplit:
+    def _split(self, split: "datasets.Dataset", names: list[str] | None) -> RawSplit:
+        """Samples of a split. names: of the classes of the training split, by number. Raises UserError."""
         labels = [self.label] if isinstance(self.label, str) else self.label
         features = [self.features] if isinstance(self.features, str) else self.features
         client = [self.client_column] if self.client_column else []
@@ -134,7 +135,7 @@ class HuggingFace(Source):
                         f"(columns: {', '.join(split.column_names)})"
                     )
         if len(labels) == 1 and not hasattr(split.features[labels[0]], "feature"):
-            y = _column(split, labels[0])
+            y = self._renumbered(_column(split, labels[0]), self._class_names(split), names)
         else:
             y = self._samples(split, labels)
         return RawSplit(self._samples(split, features), y, _column(split, client[0]) if client else None)
@@ -214,10 +215,22 @@ class HuggingFace(Source):
             f"`{key}`"
         )
 
+    def _renumbered(self, y: np.ndarray, own: list[str] | None, names: list[str] | None) -> np.ndarray:
+        """Labels, numbers of the classes `own`, as numbers of the classes `names`. Raises UserError."""
+        if own is None or names is None or own == names:
+            return y
+        numbers = {code: names.index(name) for code, name in enumerate(own) if name in names}
+        for code in set(y.tolist()) - numbers.keys():
+            raise UserError(
+                f"task.data.label: {self.path} has the class {dict(enumerate(own)).get(code, code)!r} in split "
+                f"{self.test!r} and not in {self.train!r}; remove its samples, or give both splits the same classes"
+            )
+        return np.array([numbers[code] for code in y.tolist()])
+
     def _class_names(self, split: "datasets.Dataset") -> list[str] | None:
         import datasets
 
-        feature = split.features[self.label] if isinstance(self.label, str) else None
+        feature = split.features.get(self.label) if isinstance(self.label, str) else None
         return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
 
 
@@ -226,15 +239,17 @@ def _column(split: "datasets.Dataset", column: str) -> np.ndarray:
 
 
 def _parquet_files(path: Path) -> Any:
-    """Parquet files by split: a folder may have train*.parquet and test*.parquet. Raises UserError."""
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-    if not files or any(file.suffix != ".parquet" for file in files):
+    """Parquet files by split, as `datasets.load_dataset` assigns the files of a folder. Raises UserError."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    if path.is_file():
+        return str(path)
+    patterns = get_data_patterns(str(path.absolute()))
+    files = DataFilesDict.from_patterns(patterns, str(path.absolute()), allowed_extensions=[".parquet"])
+    splits = {split: sorted(set(names)) for split, names in files.items() if names}
+    if not splits:
         raise UserError(
             f"task.data.path: {path.absolute()} has neither Parquet files nor the files of save_to_disk; give one of "
             "these"
         )
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        known = [part for part in ("train", "test", "validation") if file.name.startswith(part)]
-        splits.setdefault(known[0] if known else "train", []).append(str(file))
     return splits
