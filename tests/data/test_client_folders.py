@@ -65,6 +65,35 @@ def test_clients_have_test_samples_of_their_own(tmp_path, kind):
     assert np.bincount(data.train_clients).tolist() == [(name == CLIENTS).sum() - 3 for name in NAMES]
 
 
+def test_capitals_and_hidden_files(tmp_path, kind):
+    """`Test.CSV` has test samples, and what is hidden is not read."""
+    for name in NAMES:
+        rows = np.flatnonzero(name == CLIENTS)
+        write(tmp_path / "clients", kind, name, rows[3:], "Train")
+        write(tmp_path / "clients", kind, name, rows[:3], "Test")
+        for file in [*(tmp_path / "clients" / name).rglob("Te*.*"), *(tmp_path / "clients" / name).rglob("*.png")]:
+            # The reader of tables takes `.PARQUET` for CSV.
+            file.rename(file.with_suffix(file.suffix if kind == "parquet" else file.suffix.upper()))
+        write(tmp_path / "clients", kind, name, rows[:1], ".hidden")
+    write(tmp_path / "clients", kind, "__MACOSX", np.arange(3))
+    data = loaded(tmp_path, **settings(kind))
+    assert np.bincount(data.test_clients).tolist() == [3, 3, 3, 3]
+    assert np.bincount(data.train_clients).tolist() == [(name == CLIENTS).sum() - 3 for name in NAMES]
+    assert data.class_names == ("a", "b", "c")
+
+
+def test_the_top_folder_of_a_client_is_the_class(tmp_path):
+    for client, label in (("anna", "cat"), ("bert", "cat"), ("bert", "dog")):
+        for year in ("2021", "2022"):
+            for number in range(3):
+                place = tmp_path / "clients" / client / label / year
+                place.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(IMAGES[number]).save(place / f"{number}.png")
+    data = loaded(tmp_path, **settings("images"))
+    assert data.class_names == ("cat", "dog")
+    assert (np.bincount(data.train_clients) + np.bincount(data.test_clients)).tolist() == [6, 12]
+
+
 def test_a_client_without_samples_is_refused(tmp_path, kind):
     for name in NAMES:
         write(tmp_path / "clients", kind, name, np.flatnonzero(name == CLIENTS))

@@ -82,6 +82,72 @@ def test_without_a_split_for_it_a_part_is_for_testing(home, path):
     assert sorted(map(tuple, np.r_[data.x_train, data.x_test])) == sorted(map(tuple, X.astype(np.float32)))
 
 
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train/0", "test/0"),
+        ("digits-train", "digits-test"),
+        ("data/training_0", "data/testing_0"),
+        ("train", "eval"),
+    ],
+)
+@pytest.mark.parametrize("validation", ["validation", "valid", "val", "dev"])
+def test_splits_by_the_names_of_files(tmp_path, train, test, validation):
+    """As the package assigns them; files of the validation samples are for neither."""
+    for name, count in ((train, 60), (test, 9), (train.replace("training", "train").replace("train", validation), 30)):
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        rows(count).to_parquet(tmp_path / "x" / f"{name}.parquet")
+    (tmp_path / "x" / "README.txt").write_text("x")
+    data = read(tmp_path, "x", features="height")
+    assert (len(data.x_train), len(data.x_test)) == (60, 9)
+
+
+def labelled(codes, names):
+    features = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=names)}
+    columns = {"x": np.arange(len(codes)), "label": codes}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def test_classes_of_the_test_samples_are_found_by_their_names(tmp_path):
+    train = labelled([0, 1, 1], ["cat", "dog"])
+    for name, test in (
+        ("x", labelled([1, 0, 0], ["dog", "cat"])),
+        ("unused", labelled([2, 0, 0], ["dog", "owl", "cat"])),
+        ("new", labelled([2, 0, 1], ["dog", "owl", "cat"])),
+        ("unknown", labelled([-1, 0, 1], ["dog", "cat"])),
+    ):
+        datasets.DatasetDict(train=train, test=test).save_to_disk(tmp_path / name)
+    for name in ("x", "unused"):
+        data = read(tmp_path, name, features="x")
+        assert data.class_names == ("cat", "dog")
+        assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 1, 1], [0, 1, 1])
+    for name, found in (("new", "'owl'"), ("unknown", "-1")):
+        sentence = (
+            f"task.data.label: {name} has the class {found} in split 'test' and not in 'train'; remove its samples"
+        )
+        assert sentence in refusal(tmp_path, name="huggingface", path=name, features="x")
+
+
+@pytest.mark.parametrize("mode", [None, "RGB"])
+def test_images_are_read_as_those_in_folders(tmp_path, mode):
+    def write(name, image, **options):
+        content = io.BytesIO()
+        image.save(content, "PNG", **options)
+        features = datasets.Features({"image": datasets.Image(mode=mode), "label": datasets.Value("int64")})
+        columns = {"image": [{"bytes": content.getvalue(), "path": None}] * 10, "label": [0, 1] * 5}
+        datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / name)
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    write("turned", Image.fromarray(np.array([[0, 0], [90, 90]], np.uint8)), exif=exif)
+    assert read(tmp_path, "turned").x_train[0, 0].tolist() == [[90, 0], [90, 0]]
+    write("transparent", Image.new("RGBA", (2, 2), (0, 0, 0, 9)))
+    write("deep", Image.fromarray(np.full((2, 2), 300, np.uint16)))
+    for name, sentence in (("transparent", "is transparent in places"), ("deep", "has pixels from 300 to 300")):
+        message = refusal(tmp_path, name="huggingface", path=name, features="image")
+        assert f"{name}: the image in row 0 {sentence}" in message
+
+
 def test_damaged_and_oversized_images_are_refused(home, tmp_path):
     sound = io.BytesIO()
     Image.fromarray(IMAGES[0]).save(sound, "PNG")

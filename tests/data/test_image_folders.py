@@ -1,8 +1,11 @@
 """Folders of images as data sets come: what is a class, what is tested, what becomes of an image's sides."""
 
+import io
 import shutil
+import struct
 import tracemalloc
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -100,6 +103,16 @@ def test_val_is_the_test_set_where_no_other_has_classes(tmp_path, others, test):
         ([f"{label}/images/{i}.png" for label in "ab" for i in range(5)], ("a", "b")),
         ([f"x/{label}/{i}.png" for label in ("images", "val") for i in range(5)], ("images", "val")),
         ([f"train/{label}/{i}.png" for label in ("images", "test") for i in range(5)], ("images", "test")),
+        (
+            [f"{label}/{year}/{i}.png" for label in ("cat", "dog") for year in (2021, 2022) for i in range(3)][:10],
+            ("cat", "dog"),
+        ),
+        ([f"y/{label}/{i}.png" for label in ("cat", "dog") for i in range(5)], ("cat", "dog")),
+        (
+            [f"{label}/{i}.png" for label in ("cat", "dog") for i in range(5)]
+            + ["cat/.ipynb_checkpoints/0.png", ".cache/owl/0.png", "cat/._0.png", "__MACOSX/cat/0.png"],
+            ("cat", "dog"),
+        ),
     ],
 )
 def test_folders_of_images_that_are_classes_or_not(tmp_path, names, classes):
@@ -107,6 +120,51 @@ def test_folders_of_images_that_are_classes_or_not(tmp_path, names, classes):
     data = folder_of(tmp_path)
     assert data.class_names == classes
     assert (len(data.x_train), len(data.x_test)) == (8, 2)
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
+@pytest.mark.parametrize(
+    ("train", "test"), [("Train", "TEST"), ("training", "testing"), ("y/train", "y/Val"), ("train", "valid")]
+)
+def test_parts_by_the_names_of_their_folders(tmp_path, train, test, zipped):
+    laid_out(tmp_path / "x", [f"{part}/{label}/2021/{i}.PNG" for part in (train, test) for label in "ab" for i in "01"])
+    if zipped:
+        shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path, "x")
+    data = folder_of(tmp_path, "x.zip" if zipped else "x")
+    assert data.class_names == ("a", "b")
+    assert data.x_train[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
+
+
+def test_parts_below_a_class_are_refused(tmp_path):
+    laid_out(tmp_path / "x", [f"{label}/{part}/0.png" for label in "ab" for part in ("train", "test")])
+    with pytest.raises(UserError, match=r"a/test/0\.png under .* has its class above train/ or test/; sort the images"):
+        folder_of(tmp_path)
+
+
+def test_members_of_a_zip_that_are_one_file_count_once(tmp_path):
+    content = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(content, "PNG")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for label in "ab":
+            for start in ("", "./", "__MACOSX/", "./.hidden/"):
+                for i in range(5):
+                    archive.writestr(f"{start}{label}/{i}.png", content.getvalue())
+    data = folder_of(tmp_path, "x.zip")
+    assert (data.class_names, len(data.x_train), len(data.x_test)) == (("a", "b"), 8, 2)
+
+
+def test_images_of_other_formats_are_read_or_refused_but_not_left_out(tmp_path):
+    laid_out(tmp_path / "x", [f"{label}/{i}.png" for label in "ab" for i in range(5)])
+    (tmp_path / "x" / "c").mkdir()
+    for name in ("0.tif", "1.TIFF", "2.ppm", "3.webp", "4.gif", "5.bmp"):
+        Image.new("RGB", (6, 6)).save(tmp_path / "x" / "c" / name)
+    data = folder_of(tmp_path)
+    assert (np.bincount(data.y_train) + np.bincount(data.y_test)).tolist() == [5, 5, 6]
+    (tmp_path / "x" / "c" / "6.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    assert "c/6.heic is not a readable image (its format is none of PNG, JPEG, BMP, GIF, WEBP, TIFF, PPM); " in refusal(
+        tmp_path
+    )
 
 
 def test_images_without_classes_are_refused(tmp_path):
@@ -143,6 +201,76 @@ def test_images_with_more_than_8_bits_are_refused(tmp_path):
         for source in (ImageFolder(path="x/b"), ClientFolders(path="x")):
             with pytest.raises(UserError, match=rf"dark/3.png has pixels from {found}, and images have 8 bits here"):
                 load_dataset(source, tmp_path)
+
+
+def png_of_16_bits(values):
+    """A PNG file of 16 bits per channel: PIL writes none of several channels. values: (H, W, channels)."""
+    high, wide, channels = values.shape
+    colour = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", wide, high, 16, colour, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+def tiff_of_16_bits(values):
+    """An uncompressed RGB TIFF file of 16 bits per channel."""
+    high, wide, _ = values.shape
+    body = values.astype("<u2").tobytes()
+    fields = [
+        (256, wide), (257, high), (258, 122), (259, 1), (262, 2), (273, 128), (277, 3), (278, high), (279, len(body)),
+    ]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4 - (tag == 258), 1 + 2 * (tag == 258), v) for tag, v in fields)
+    return b"II*\0" + struct.pack("<IH", 8, 9) + entries + struct.pack("<IHHH", 0, 16, 16, 16) + body
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *[(f"{n} channels.png", png_of_16_bits(np.full((4, 4, n), 65535))) for n in (2, 3, 4)],
+        ("small.png", png_of_16_bits(np.full((4, 4, 3), 200))),
+        ("0.tif", tiff_of_16_bits(np.full((4, 4, 3), 300))),
+        ("0.ppm", b"P6 4 4 65535 " + bytes(96)),
+        ("1.ppm", b"P3 1 1 1000 1 2 3 "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_colours_with_16_bits_are_refused(tmp_path, name, content):
+    laid_out(tmp_path / "x", ["b/0.png", "b/1.png"])
+    (tmp_path / "x" / "a").mkdir()
+    (tmp_path / "x" / "a" / name).write_bytes(content)
+    assert f"a/{name} has 16 bits per channel, and images have 8 bits here; convert all images" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_images_are_refused(tmp_path, mode):
+    """A drawing in the alpha channel alone would become black."""
+    laid_out(tmp_path / "x", ["b/0.png", "b/1.png"])
+    (tmp_path / "x" / "a").mkdir()
+    drawing = Image.new(mode, (6, 6))
+    if mode == "P":
+        drawing.info["transparency"] = 0
+    else:
+        drawing.putalpha(Image.fromarray(np.eye(6, dtype=np.uint8) * 255))
+    drawing.save(tmp_path / "x" / "a" / "0.png")
+    assert "a/0.png is transparent in places; flatten all images onto one background" in refusal(tmp_path)
+
+
+def test_photographs_are_turned_upright(tmp_path):
+    """Orientation 6 of EXIF: the first row is at the right."""
+    photograph = Image.fromarray(np.repeat(np.array([[0], [90]], np.uint8), 3, axis=1))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for label in "ab":
+        (tmp_path / "x" / label).mkdir(parents=True)
+        for i in range(3):
+            photograph.save(tmp_path / "x" / label / f"{i}.png", exif=exif)
+    assert folder_of(tmp_path).x_train[0, 0].tolist() == [[90, 0]] * 3
 
 
 def test_palettes_and_transparency_keep_their_colours(tmp_path):

@@ -1,13 +1,13 @@
 """A folder for each client: tables, arrays, or images sorted by class."""
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from pydantic import Field
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.dataset import Dataset
-from hedgerow.platform.data.sources.image_folder import image_files, read_images, stacked
+from hedgerow.platform.data.sources.image_folder import image_files, is_hidden, read_images, stacked
 from hedgerow.platform.data.sources.npz_file import array_names, read_array
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset, joined
 from hedgerow.platform.data.sources.source import Source
@@ -47,7 +47,7 @@ class ClientFolders(Source):
 
     def load(self, root: Path) -> Dataset:
         path, found = root / self.path, self._found(root)
-        formats = {file.suffix for files in found.values() for file in files} & set(FORMATS)
+        formats = {file.suffix.lower() for files in found.values() for file in files} & set(FORMATS)
         if not formats:
             return self._of_splits(
                 path, _of_one_kind(path, {folder.name: _images(folder, self.size) for folder in found})
@@ -60,27 +60,27 @@ class ClientFolders(Source):
         tables: dict[bool, list[TablePath]] = {False: [], True: []}
         for folder, files in found.items():
             for file in files:
-                tables[file.stem == TEST].append(TablePath(file, folder.name))
+                tables[_is_test(file)].append(TablePath(file, folder.name))
         columns = Columns(labels, self.features, self.one_hot)
         return read_tables(path.stem, tables[False], tables[True], columns, self.test_fraction)
 
     def _found(self, root: Path) -> dict[Path, list[Path]]:
         """Tables and arrays, or images, of each client, in the order of their names. Raises UserError."""
         path = root / self.path
-        folders = sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] != ".") if path.is_dir() else []
+        folders = [p for p in _listed(path) if p.is_dir()] if path.is_dir() else []
         if not folders:
             raise UserError(
                 f"task.data.path: {path.absolute()} is no folder with a folder for each client; create it, or give "
                 "--data-root"
             )
-        found = {folder: sorted(p for p in folder.iterdir() if p.suffix in FORMATS) for folder in folders}
-        formats = sorted({file.suffix for files in found.values() for file in files})
+        found = {folder: [p for p in _listed(folder) if p.suffix.lower() in FORMATS] for folder in folders}
+        formats = sorted({file.suffix.lower() for files in found.values() for file in files})
         if len(formats) > 1:
             raise UserError(f"task.data.path: {path} has files of several formats ({', '.join(formats)}); use one")
         if not formats:
             found = {folder: image_files(folder) for folder in folders}
         for folder, files in found.items():
-            if not any(file.stem != TEST or not formats for file in files):
+            if all(formats and _is_test(file) for file in files):
                 raise UserError(
                     f"task.data.path: client {folder.name} has no training samples in {folder}; add "
                     f"*{formats[0] if formats else '.csv, *.parquet, *.npz, or images as CLASS/*.png'}, or remove the "
@@ -94,7 +94,7 @@ class ClientFolders(Source):
         for number, file in enumerate(files):
             names = array_names(file)
             x, y = (read_array(file, names, getattr(self, key), f"task.data.{key}") for key in ("x", "y"))
-            splits["test" if file.stem == TEST else "train"].append((number, RawSplit(x, y)))
+            splits["test" if _is_test(file) else "train"].append((number, RawSplit(x, y)))
         at, names = f"task.data.path: {files[0].parent}", [file.name for file in files]
         return {part: joined(found, names, at) for part, found in splits.items() if found}
 
@@ -106,6 +106,14 @@ class ClientFolders(Source):
             if splits:
                 parts.append(joined(splits, names, at))
         return build_dataset(path.stem, at, *parts, test_fraction=self.test_fraction)
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if not is_hidden(PurePath(p.name)))
+
+
+def _is_test(file: Path) -> bool:
+    return file.stem.lower() == TEST
 
 
 def _images(folder: Path, size: int | None) -> dict[str, RawSplit]:

@@ -19,7 +19,6 @@ from hedgerow.platform.data.sources.source import Source
 
 if TYPE_CHECKING:
     import datasets
-    from PIL import Image
 
 ROWS = 1000
 """Number of rows that are read at a time."""
@@ -84,15 +83,15 @@ class HuggingFace(Source):
                     raise UserError(
                         f"task.data.{key}: {self.path} has no split {name!r} ({', '.join(splits)}); name one of these"
                     )
-            train = splits[self.train]
-            parts = [self._split(splits[name]) for name in (self.train, self.test) if name in splits]
+            names = self._class_names(splits[self.train])
+            parts = [self._split(splits[name], names) for name in (self.train, self.test) if name in splits]
             return build_dataset(
                 Path(self.path).stem,
                 f"task.data.path: {self.path}",
                 *parts,
                 test_fraction=self.test_fraction,
                 tokens=self.tokens,
-                class_names=self._class_names(train),
+                class_names=names,
             )
 
     def _splits(self, root: Path, copies: str) -> "dict[str, datasets.Dataset]":
@@ -123,7 +122,8 @@ class HuggingFace(Source):
             ) from None
         return dict(found) if isinstance(found, datasets.DatasetDict) else {self.train: found}
 
-    def _split(self, split: "datasets.Dataset") -> RawSplit:
+    def _split(self, split: "datasets.Dataset", names: list[str] | None) -> RawSplit:
+        """Samples of a split. names: of the classes of the training split, by number. Raises UserError."""
         labels = [self.label] if isinstance(self.label, str) else self.label
         features = [self.features] if isinstance(self.features, str) else self.features
         client = [self.client_column] if self.client_column else []
@@ -135,7 +135,7 @@ class HuggingFace(Source):
                         f"(columns: {', '.join(split.column_names)})"
                     )
         if len(labels) == 1 and not hasattr(split.features[labels[0]], "feature"):
-            y = _column(split, labels[0])
+            y = self._renumbered(_column(split, labels[0]), self._class_names(split), names)
         else:
             y = self._samples(split, labels)
         return RawSplit(self._samples(split, features), y, _column(split, client[0]) if client else None)
@@ -151,15 +151,13 @@ class HuggingFace(Source):
                 f"task.data.features: {self.path} has images in column {features[0]!r}, which cannot be joined with "
                 "other columns; name this column alone"
             )
-        kind = split.features[features[0]]
         undecoded = datasets.Image(decode=False)
         rows = chosen.cast_column(features[0], undecoded) if is_image else chosen.with_format("numpy")
         x = None
         for start in range(0, len(split), ROWS):
             batch = rows[start : start + ROWS]
             if is_image:
-                images = [self._image(item, kind, start + row) for row, item in enumerate(batch[features[0]])]
-                block = self._images(images, start)
+                block = self._images(batch[features[0]], split.features[features[0]].mode, start)
             else:
                 block = np.concatenate([self._numbers(batch[column], column, start) for column in features], axis=1)
             if x is None:
@@ -172,24 +170,15 @@ class HuggingFace(Source):
         is_grey = is_image and all((x[i : i + ROWS] == x[i : i + ROWS, :1]).all() for i in range(0, len(x), ROWS))
         return x[:, :1] if is_grey else x
 
-    def _image(self, item: dict[str, Any] | None, kind: "datasets.Image", row: int) -> "Image.Image | None":
-        """Image of a row, after a look at its size; None if the row has none. Raises UserError."""
-        if item is None:
-            return None
-        return decoded(
-            lambda: item["bytes"] or Path(item["path"]).read_bytes(),
-            f"task.data.features: {self.path}: the image in row {row}",
-            lambda content: kind.decode_example({"bytes": content, "path": None}),
-        )
-
-    def _images(self, images: list[Any], start: int) -> np.ndarray:
-        for number, image in enumerate(images):
-            if image is None:
-                raise UserError(f"task.data.features: {self.path} has no image in row {start + number}; remove the row")
-        arrays = [
-            resized(image, self.size, f"task.data.features: {self.path}: the image in row {start + number}")
-            for number, image in enumerate(images)
-        ]
+    def _images(self, items: list[dict[str, Any] | None], mode: str | None, start: int) -> np.ndarray:
+        """Pixels of images. mode: of PIL, to which the column converts its images. Raises UserError."""
+        arrays = []
+        for row, item in enumerate(items, start):
+            if item is None:
+                raise UserError(f"task.data.features: {self.path} has no image in row {row}; remove the row")
+            at = f"task.data.features: {self.path}: the image in row {row}"
+            image = decoded(lambda item=item: item["bytes"] or Path(item["path"]).read_bytes(), at, mode)  # type: ignore[misc]
+            arrays.append(resized(image, self.size))
         if len({array.shape for array in arrays}) > 1:
             raise self._uneven(str(self.features), start, True)
         return np.stack(arrays)
@@ -226,10 +215,22 @@ class HuggingFace(Source):
             f"`{key}`"
         )
 
+    def _renumbered(self, y: np.ndarray, own: list[str] | None, names: list[str] | None) -> np.ndarray:
+        """Labels, numbers of the classes `own`, as numbers of the classes `names`. Raises UserError."""
+        if own is None or names is None or own == names:
+            return y
+        numbers = {code: names.index(name) for code, name in enumerate(own) if name in names}
+        for code in set(y.tolist()) - numbers.keys():
+            raise UserError(
+                f"task.data.label: {self.path} has the class {dict(enumerate(own)).get(code, code)!r} in split "
+                f"{self.test!r} and not in {self.train!r}; remove its samples, or give both splits the same classes"
+            )
+        return np.array([numbers[code] for code in y.tolist()])
+
     def _class_names(self, split: "datasets.Dataset") -> list[str] | None:
         import datasets
 
-        feature = split.features[self.label] if isinstance(self.label, str) else None
+        feature = split.features.get(self.label) if isinstance(self.label, str) else None
         return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
 
 
@@ -238,15 +239,17 @@ def _column(split: "datasets.Dataset", column: str) -> np.ndarray:
 
 
 def _parquet_files(path: Path) -> Any:
-    """Parquet files by split: a folder may have train*.parquet and test*.parquet. Raises UserError."""
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-    if not files or any(file.suffix != ".parquet" for file in files):
+    """Parquet files by split, as `datasets.load_dataset` assigns the files of a folder. Raises UserError."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    if path.is_file():
+        return str(path)
+    patterns = get_data_patterns(str(path.absolute()))
+    files = DataFilesDict.from_patterns(patterns, str(path.absolute()), allowed_extensions=[".parquet"])
+    splits = {split: sorted(set(names)) for split, names in files.items() if names}
+    if not splits:
         raise UserError(
             f"task.data.path: {path.absolute()} has neither Parquet files nor the files of save_to_disk; give one of "
             "these"
         )
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        known = [part for part in ("train", "test", "validation") if file.name.startswith(part)]
-        splits.setdefault(known[0] if known else "train", []).append(str(file))
     return splits

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -18,9 +18,22 @@ from hedgerow.platform.data.zip_members import UNREADABLE, opened, require_plaus
 if TYPE_CHECKING:
     from PIL import Image
 
-_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Formats of PIL that are read: those whose bits per channel are known."""
+
+_ENDINGS = {
+    ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
+    # Of other formats: such images are refused rather than left out.
+    ".avif", ".heic", ".heif", ".jp2", ".svg", ".tga",
+}  # fmt: skip
 _HALF = (0.5, 0.5, 0.5)
-_PARTS = ("train", "val", "test")
+_PARTS = {
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+"""Part of the images in a folder, by its name."""
+
 ANNOTATIONS = "val_annotations.txt"
 """Annotation file of Tiny-ImageNet, next to the image folder: each line has the name of an image and its class."""
 
@@ -30,8 +43,8 @@ Member = tuple[PurePosixPath, Callable[[], bytes]]
 class ImageFolder(Source):
     """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or a zip file.
 
-    If test/ is missing or its images have no class, val/ is used for testing: for ImageNet, sorted into val/CLASS/*,
-    and for Tiny-ImageNet, as unpacked.
+    Images may be in any depth below CLASS. If test/ is missing or its images have no class, val/ is used for testing:
+    for ImageNet, sorted into val/CLASS/*, and for Tiny-ImageNet, as unpacked.
     """
 
     path: str = Field(
@@ -58,7 +71,7 @@ class ImageFolder(Source):
     def load(self, root: Path) -> Dataset:
         """Reads all images as RGB, or as greyscale if all of them are grey."""
         path = root / self.path
-        images = read_images(path, self.size)
+        images = read_images(path, self.size, may_be_wrapped=True)
         if not images["train"]:
             raise UserError(
                 f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
@@ -88,12 +101,17 @@ def image_files(path: Path) -> list[Path]:
             f"task.data.path: there is no {path.absolute()}; give the folder or zip of images, or --data-root"
         )
     # Folders are not listed: overwriting an image in place does not change their times.
-    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name == ANNOTATIONS or _is_image(p))
+    if path.is_file():
+        return [path]
+    return [path / name for name, _ in members(path, lambda name: name.name == ANNOTATIONS or _is_image(name))]
 
 
-def read_images(path: Path, size: int | None) -> dict[str, list[tuple[str, np.ndarray]]]:
-    """Class and RGB pixels of each image for training ("train") and for testing ("test"). Raises UserError."""
-    placed = _placed(path)
+def read_images(path: Path, size: int | None, may_be_wrapped: bool = False) -> dict[str, list[tuple[str, np.ndarray]]]:
+    """Class and RGB pixels of each image for training ("train") and for testing ("test").
+
+    may_be_wrapped: a folder that contains all others is not a class. Raises UserError.
+    """
+    placed = _placed(path, may_be_wrapped)
     images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
     first = None
     for name, read in members(path):
@@ -110,23 +128,26 @@ def read_images(path: Path, size: int | None) -> dict[str, list[tuple[str, np.nd
     return images
 
 
-def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
+def _placed(path: Path, may_be_wrapped: bool) -> dict[PurePosixPath, tuple[str, str]]:
     """Part (train or test) and class of each image, without images that have no class or are not used.
 
     If test/ is empty or its images have no class, val/ is used for testing.
     """
-    groups: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in (*_PARTS, "")}
     names = [name for name, _ in members(path)]
-    divided = any("train" in name.parts[:-2] for name in names)
-    for name in names:
-        folders = name.parts[:-1]
-        known = _PARTS if divided else ("test",)
-        at = max((i for i, folder in enumerate(folders[:-1]) if folder in known), default=-1)
-        if at < 0 and divided and folders[-1] in _PARTS:
-            at = len(folders) - 1
-        groups[folders[at] if at >= 0 else ""][name] = folders[at + 1 :]
+    start = _wrappers(names) if may_be_wrapped else 0
+    below = {name: name.parts[start:-1] for name in names}
+    divided = any(len(folders) > 1 and _part(folders[0]) in ("train", "val") for folders in below.values())
+    groups: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in ("train", "val", "test", "")}
+    for name, (top, *rest) in below.items():
+        part = _part(top) if divided or (rest and _part(top) == "test") else ""
+        if not divided and not part and any(map(_part, rest)):
+            raise UserError(
+                f"task.data.path: {name} under {path} has its class above train/ or test/; sort the images into "
+                "train/CLASS/* and test/CLASS/*, or rename the folder"
+            )
+        groups[part][name] = (*rest,) if part else (top, *rest)
     annotations = _annotated(path)
-    classes = {part: _classes(below, annotations) for part, below in groups.items()}
+    classes = {part: _classes(folders, annotations) for part, folders in groups.items()}
     if groups["val"] and not classes["test"] and not classes["val"]:
         raise UserError(
             f"task.data.path: {next(iter(groups['val']))} under {path} has no class; sort val/ into val/CLASS/*, keep "
@@ -136,18 +157,24 @@ def _placed(path: Path) -> dict[PurePosixPath, tuple[str, str]]:
     return {name: (part, label) for part, labels in selection.items() for name, label in labels.items()}
 
 
+def _part(folder: str) -> str:
+    return _PARTS.get(folder.lower(), "")
+
+
+def _wrappers(names: list[PurePosixPath]) -> int:
+    """Number of nested folders that contain all others, as a zip often has one."""
+    levels = [set(level) for level in zip(*(name.parts[:-2] for name in names), strict=False)]
+    return next((i for i, level in enumerate(levels) if len(level) > 1 or any(map(_part, level))), len(levels))
+
+
 def _classes(below: dict[PurePosixPath, tuple[str, ...]], known: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
-    """Class of each image: the folder that contains it, or the folder above if all images are in folders named images.
+    """Class of each image: the top folder, unless it is named images and contains all of them.
 
     below: folders of each image, below train/ or test/. known: classes from annotation files.
     """
-    inner = all(folders[-1:] == ("images",) for folders in below.values())
-    labels = {}
-    for name, folders in below.items():
-        above = folders[:-1] if inner else folders
-        if label := known.get(name) or "".join(above[-1:]):
-            labels[name] = label
-    return labels
+    has_classes = any(folders and folders[0] != "images" for folders in below.values())
+    labels = {name: known.get(name) or "".join(folders[:1] * has_classes) for name, folders in below.items()}
+    return {name: label for name, label in labels.items() if label}
 
 
 def _annotated(path: Path) -> dict[PurePosixPath, str]:
@@ -167,17 +194,23 @@ def _annotated(path: Path) -> dict[PurePosixPath, str]:
 
 
 def _is_image(name: PurePath) -> bool:
-    return name.suffix.lower() in _ENDINGS and len(name.parts) >= 2 and "__MACOSX" not in name.parts
+    return name.suffix.lower() in _ENDINGS and len(name.parts) >= 2
+
+
+def is_hidden(name: PurePath) -> bool:
+    """Whether a file is hidden, or in a hidden folder: by a dot, or in macOS's folder in zip files."""
+    return any((part[0] == "." and part != "..") or part == "__MACOSX" for part in name.parts)
 
 
 def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> Iterator[Member]:
     """Images, or other `wanted` files, in the order of their names; an image's name includes at least its class.
 
-    The function of a member returns its content. It raises UserError, or one of `UNREADABLE` if the member is damaged.
+    Hidden files are left out. The function of a member returns its content. It raises UserError, or one of `UNREADABLE`
+    if the member is damaged.
     """
     if path.is_dir():
         files = [(PurePosixPath(p.relative_to(path).as_posix()), p.read_bytes) for p in path.rglob("*") if p.is_file()]
-        yield from sorted((m for m in files if wanted(m[0])), key=lambda m: m[0])
+        yield from sorted((m for m in files if wanted(m[0]) and not is_hidden(m[0])), key=lambda m: m[0])
         return
     try:
         archive = ZipFile(path)
@@ -187,9 +220,11 @@ def members(path: Path, wanted: Callable[[PurePosixPath], bool] = _is_image) -> 
             "download it again"
         ) from None
     with archive:
-        for name in sorted({name for name in archive.namelist() if not name.endswith("/")}):
-            if wanted(PurePosixPath(name)):
-                yield PurePosixPath(name), lambda name=name: _unpacked(archive, name)  # type: ignore[misc]
+        # `a/0.png` and `./a/0.png` are one file.
+        names = {PurePosixPath(name): name for name in archive.namelist() if not name.endswith("/")}
+        for member, name in sorted(names.items(), key=lambda item: item[1]):
+            if wanted(member) and not is_hidden(member):
+                yield member, lambda name=name: _unpacked(archive, name)  # type: ignore[misc]
 
 
 def _unpacked(archive: ZipFile, name: str) -> bytes:
@@ -199,44 +234,50 @@ def _unpacked(archive: ZipFile, name: str) -> bytes:
 
 def pixels(path: Path, name: PurePosixPath, read: Callable[[], bytes], size: int | None) -> np.ndarray:
     """Image as RGB, (3, H, W) uint8: the shorter side is resized and the centre cropped. Raises UserError."""
-    at = f"task.data.path: {path}: {name}"
-    return resized(decoded(read, at), size, at)
+    return resized(decoded(read, f"task.data.path: {path}: {name}"), size)
 
 
-def decoded(
-    read: Callable[[], bytes], at: str, decode: "Callable[[bytes], Image.Image] | None" = None
-) -> "Image.Image":
-    """Decoded image, after a look at its number of pixels. at: the image, as the subject of messages.
+def decoded(read: Callable[[], bytes], at: str, mode: str | None = None) -> "Image.Image":
+    """Decoded image, upright and in RGB, after a look at its number of pixels.
 
-    decode: None opens the content of the file with PIL. Raises UserError.
+    at: the image, as the subject of messages. mode: PIL's mode to which the image is converted first; None: none.
+    Raises UserError, also for more than 8 bits per channel and for transparency.
     """
     # Imported here, since processes that read the cache do not need it.
-    from PIL import Image
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         content = read()
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
         pixels = f"{at}, of {image.width} x {image.height} pixels,"
         require_plausible(3 * image.width * image.height, len(content), pixels, "make it smaller or remove it")
-        result = image if decode is None else decode(content)
-        result.load()
-        return result
+        bits = _bits(image, content)
+        return _of_8_bits(ImageOps.exif_transpose(image), bits, at).convert(mode or "RGB").convert("RGB")
     except (UserError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
         raise UserError(f"{at} has too many pixels ({one_line(error)}); make it smaller or remove it") from None
     except Exception as error:
         # Readers of image formats raise many kinds of errors for damaged files.
-        raise UserError(f"{at} is not a readable image ({one_line(error)}); replace or remove it") from None
+        is_unknown = isinstance(error, UnidentifiedImageError)
+        reason = f"its format is none of {', '.join(FORMATS)}" if is_unknown else one_line(error)
+        raise UserError(f"{at} is not a readable image ({reason}); replace or remove it") from None
 
 
-def resized(image: "Image.Image", size: int | None, at: str) -> np.ndarray:
-    """RGB pixels (3, H, W) uint8 of an image: the shorter side is resized and the centre cropped; None: as it is.
+def _bits(image: Any, content: bytes) -> int:
+    """Bits of a channel in the file, which may be more than PIL keeps. image: not yet loaded."""
+    if image.format == "PNG":
+        return content[24]
+    if image.format == "TIFF":
+        return max(image.tag_v2.get(258, (1,)))
+    # The decoder of a PPM file has its largest value as an argument unless this is 255.
+    options = image.tile[0][3] if image.format == "PPM" else ""
+    return 16 if isinstance(options, tuple) and options[1] > 255 else 8
 
-    at: the image, as the subject of messages. Raises UserError if it has more than 8 bits per pixel and channel.
-    """
+
+def _of_8_bits(image: "Image.Image", bits: int, at: str) -> "Image.Image":
+    """Opaque image of 8 bits. bits: of a channel in the file. Raises UserError."""
     from PIL import Image as Images
-    from PIL import ImageOps
 
     if image.mode[0] in "IF":
         # The conversion of PIL makes every value above 255 white.
@@ -246,8 +287,22 @@ def resized(image: "Image.Image", size: int | None, at: str) -> np.ndarray:
                 f"{at} has pixels from {values.min():g} to {values.max():g}, and images have 8 bits here; scale all "
                 "images alike to 0 to 255, or give the pixels as arrays (npz, or a function)"
             )
-        image = Images.fromarray(values.astype(np.uint8))
-    image = image.convert("RGB")
+        return Images.fromarray(values.astype(np.uint8))
+    if bits > 8:
+        raise UserError(
+            f"{at} has {bits} bits per channel, and images have 8 bits here; convert all images alike to 8 bits, or "
+            "give the pixels as arrays (npz, or a function)"
+        )
+    if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+        raise UserError(f"{at} is transparent in places; flatten all images onto one background colour first")
+    return image
+
+
+def resized(image: "Image.Image", size: int | None) -> np.ndarray:
+    """Pixels (3, H, W) uint8 of an RGB image: the shorter side is resized and the centre cropped; None: as it is."""
+    from PIL import Image as Images
+    from PIL import ImageOps
+
     if size:
         image = ImageOps.fit(image, (size, size), Images.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
