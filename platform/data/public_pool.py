@@ -53,7 +53,7 @@ def _numbers(dataset: Dataset, other: Dataset) -> np.ndarray | None:
     if not own or not others or is_tokens != other.is_tokens:
         return None
     if absent := sorted(set(others) - set(own) if is_tokens else set(others) ^ set(own)):
-        kind = "letters" if is_tokens else "features"
+        kind = "tokens" if is_tokens else "features"
         raise UserError(
             f"task.public.data: only one of {dataset.name} and {other.name} has the {kind} {', '.join(absent[:30])}; "
             f"give both the same {kind}, or hold samples back with `samples` alone"

@@ -87,6 +87,7 @@ class StackOverflow(Source):
             mean=zero,
             std=one,
             class_names=names_,
+            input_names=names_,
             is_tokens=True,
             **joined(parts, users),
         )
