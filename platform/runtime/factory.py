@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from hedgerow.algorithms.core.keyed_random import seeded
+from hedgerow.algorithms.core.measures import ScoreFunction
 from hedgerow.algorithms.core.pytree import count
 from hedgerow.algorithms.core.task import Task, trainable
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
@@ -164,6 +165,25 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
                 f"{place}: {choice.name} has no gradient, since its value does not depend on the outputs by "
                 "differentiable operations; choose another loss, or make it a metric"
             )
+        if experiment.engine.mode != "loop" and _reads_padding(measure, dataset):
+            raise UserError(
+                f"{place}: {choice.name} depends on samples for which its argument `mask` is 0, since they only fill up "
+                "a mini-batch; multiply by `mask`, or set engine.mode to loop"
+            )
+
+
+def _reads_padding(measure: ScoreFunction, dataset: Dataset) -> bool:
+    """Whether the sums of a loss or metric depend on a sample that is padding."""
+    targets, mask = torch.from_numpy(dataset.y_train[:3].copy()), torch.tensor([1.0, 1.0, 0.0])
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(len(targets), *dataset.output_shapes[-1], generator=generator)
+    try:
+        padded = measure.sums(outputs, targets, mask[: len(targets)])
+        alone = measure.sums(outputs[:2], targets[:2], mask[:2])
+    except Exception:
+        # Outputs of no model may mean nothing to it.
+        return False
+    return not torch.allclose(torch.stack(padded), torch.stack(alone), rtol=1e-4, equal_nan=True)
 
 
 Data = tuple[Dataset, Partition]

@@ -158,9 +158,7 @@ def test_letters_of_another_text_are_matched(tmp_path):
     assert both.x_train.dtype == np.uint8
     read = {"".join(both.class_names[token] for token in sample) for sample in both.x_train[-both.public :]}
     assert read == {"edbedb", "dbedbe", "bedbed"}
-    with pytest.raises(
-        UserError, match=r"task\.public\.data: only one of own and foreign has the tokens x; give both"
-    ):
+    with pytest.raises(UserError, match=r"task\.public\.data: only one of own and foreign has the tokens x; give both"):
         with_public(own, foreign, None)
 
 

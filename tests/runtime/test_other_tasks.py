@@ -191,6 +191,11 @@ def two(outputs, targets):
     return outputs
 
 
+def relative(outputs, targets, mask):
+    errors = (outputs - targets).abs()
+    return errors / errors.detach().mean()
+
+
 def branching(outputs, targets, mask):
     return (outputs - targets).abs() if outputs.sum().item() < 9 else (outputs - targets) ** 2
 """
@@ -242,6 +247,8 @@ def test_a_loss_and_metrics_of_ones_own_in_a_run_and_its_record(own):
          "cross_entropy"),
         ({"loss": "own_scores.scalar"}, "task.loss: own_scores.scalar returns a tensor of shape () for 2 samples"),
         ({"loss": "own_scores.share"}, "task.loss: own_scores.share has no gradient"),
+        ({"loss": "own_scores.relative"}, "task.loss: own_scores.relative depends on samples for which its argument "
+         "`mask` is 0"),
         ({"loss": "own_scores.branching"}, "task.loss: the loss works for one client, but not for several at once"),
         ({"metrics": [{"name": "own_scores.branching", "mode": "min"}]}, "task.metrics: branching works for one "
          "client, but not for several at once"),
