@@ -186,8 +186,9 @@ class RayTransport:
         """See Transport. Raises UserError when no actor has found a place for too long."""
         ready, _ = ray.wait(list(self._calls), timeout=seconds)
         if ready:
-            ready, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
             self._is_waited_for = False
+            if len(self._calls) > 1:
+                ready, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
         elif self._is_waited_for and time.monotonic() > self._begun + PLACE_SECONDS:
             raise no_room(self.spec.resources, 1, node_resources())
         return [self._answer(self._calls.pop(answer)) for answer in ready]

@@ -167,7 +167,7 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
             )
         if experiment.engine.mode != "loop" and _reads_padding(measure, dataset):
             raise UserError(
-                f"{place}: {choice.name} depends on samples for which its argument `mask` is 0, since they only fill up "
+                f"{place}: {choice.name} depends on samples for which its argument `mask` is 0, which only fill up "
                 "a mini-batch; multiply by `mask`, or set engine.mode to loop"
             )
 
