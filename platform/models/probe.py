@@ -184,6 +184,15 @@ def find_train_mode(
                 f"task.model: {name} changes its attribute {str(attribute)!r} in a call, which would pass from one "
                 f"client to the next, and it cannot be copied ({one_line(error)}); do not change it in forward"
             ) from error
+    if kept:
+        with seeded(0):
+            if not _outputs(context, module, w, samples):
+                raise UserError(
+                    f"task.model: {name} fails once its attribute {str(kept[0])!r} is a copy of its first value, with "
+                    "which each client begins; let hooks read it from the module, not from a closure"
+                )
+        for attribute in kept:
+            attribute.reset(module)
     if not (changed or is_random or has_norms or kept or differs or changes_evaluation):
         for layer, was_training in modes:
             layer.training = was_training
@@ -192,7 +201,8 @@ def find_train_mode(
         untracked = without_statistics(module)
         copy = in_train_mode(untracked if untracked and policy == "ignore" else module)
     except Exception as error:
-        raise UserError(f"task.model: {name} cannot be copied ({one_line(error)}), as its layers need") from error
+        fix = "; return the module itself, not that of torch.compile" if hasattr(module, "_orig_mod") else ""
+        raise UserError(f"task.model: {name} cannot be copied ({one_line(error)}), as its layers need{fix}") from error
     module.eval()
     names = tuple(key for key, _ in copy.named_buffers() if key in changed)
     return TrainMode(

@@ -614,6 +614,7 @@ def test_buffers_of_the_users_own_are_averaged(tmp_path):
         ({"model": "OfClass"}, "task.model: mode_models.OfClass changes the attribute 'seen' of its class OfClass in"),
         ({"model": "Target"}, "task.model: mode_models.Target changes its frozen parameter 'target.weight' in a call"),
         ({"model": "BackwardBuffer"}, "mode_models.BackwardBuffer changes its buffer 'size' in the backward pass"),
+        ({"model": "Captured"}, "mode_models.Captured fails once its attribute 'outputs' is a copy of its first value"),
         ({"model": "Late"}, "task.model: mode_models.Late creates its parameter '2.weight' in a call; create it in"),
         ({"model": "Gated", "algorithm": "fedsgd"}, "fedsgd does not support a model with a branch on self.training"),
         ({"model": "HookedParameter"}, "registers a gradient hook on its parameter '1.weight'"),

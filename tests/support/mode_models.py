@@ -422,6 +422,20 @@ class BackwardBuffer(nn.Sequential):
         return outputs
 
 
+class Captured(nn.Module):
+    """A hook fills a dictionary that it knows itself, and `forward` reads that of the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.outputs = nn.Linear(64, 10), {}
+        outputs = self.outputs
+        self.layer.register_forward_hook(lambda _, inputs, output: outputs.update(last=output))
+
+    def forward(self, x):
+        self.layer(x.flatten(1))
+        return self.outputs["last"]
+
+
 class Late(nn.Sequential):
     """Creates a parameter in its first call."""
 
@@ -435,7 +449,7 @@ class Late(nn.Sequential):
 
 
 class Reading(nn.Module):
-    """Embedding of tokens, of which 0 is padding. kind: what depends on the other samples, or on the padding."""
+    """Embedding of tokens, where 0 is padding. kind: part that depends on the other samples, or on the padding."""
 
     def __init__(self, kind: str):
         super().__init__()
