@@ -34,6 +34,8 @@ class TrainMode:
     attributes: initial values of plain attributes that calls change, such as a hidden state. Each client step, and each
     call in evaluation mode, begins with them.
     changes_parameters: whether a call changes its parameters in place, as `nn.Embedding(max_norm=...)` does.
+    changes_evaluation: whether a call in evaluation mode changes its parameters or buffers, and is given copies.
+    differs: whether the output differs in evaluation mode, for the same samples and random numbers.
     """
 
     module: nn.Module
@@ -44,6 +46,8 @@ class TrainMode:
     policy: BufferPolicy = "average"
     attributes: tuple["Attribute", ...] = ()
     changes_parameters: bool = False
+    changes_evaluation: bool = False
+    differs: bool = False
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -64,7 +68,8 @@ class TrainMode:
             "attributes that a call changes": self.attributes,
             "parameters that a call changes": self.changes_parameters,
         }
-        return " and ".join(kind for kind, has in kinds.items() if has) or "batch norm"
+        rest = "a branch on self.training" if self.differs else "buffers that evaluation changes"
+        return " and ".join(kind for kind, has in kinds.items() if has) or ("batch norm" if self.untracked else rest)
 
     def initial(self, module: nn.Module) -> dict[str, Tensor]:
         """Initial values of the buffers that are kept."""
@@ -172,13 +177,19 @@ class LayerContext:
             has_statistics = mode.policy == "average" or self.buffers or any(name in w for name in mode.buffers)
             module = module if has_statistics or is_single or mode.untracked is None else mode.untracked
             mode.reset(module)
-            return call(module, {**self.buffers, **w}, x)
+            given = {**self.buffers, **w}
+            if mode.changes_evaluation:
+                given = _copies({**dict(module.named_buffers()), **given}, x)
+            return call(module, given, x)
         # Buffers that are not kept change, too, and are then dropped.
         before = {name: module.get_buffer(name) for name in mode.buffers} | self.buffers
-        # Copies, since layers may change buffers in place, with a value for each client, as the samples have.
-        given = {name: x.new_empty(value.shape, dtype=value.dtype).copy_(value) for name, value in before.items()}
-        with set_parameters(own, {**w, **given}):
+        with set_parameters(own, {**w, **_copies(before, x)}):
             output = run_model(own, x)
             # Others assign them.
             self.buffers = {name: without_levels(own.get_buffer(name).detach()) for name in self.buffers}
         return output
+
+
+def _copies(tensors: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+    """Copies that layers may change in place, with a value for each client, as the samples have."""
+    return {name: x.new_empty(value.shape, dtype=value.dtype).copy_(value) for name, value in tensors.items()}

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -26,10 +27,11 @@ from hedgerow.platform.models.probe import (
     find_train_mode,
     materialize,
     plain_attributes_of,
+    probe_samples,
     try_out,
     vmap_objection,
 )
-from hedgerow.platform.models.vmap_check import constants, vmap_reason
+from hedgerow.platform.models.vmap_check import constants, fingerprint, vmap_reason
 
 COPIES = 3
 """Minimum number of copies of the parameters during training: the server's, a client's, and its gradient."""
@@ -39,25 +41,26 @@ def build_model(
     config: Model | CustomModel,
     sample_shape: tuple[int, ...],
     classes: int,
-    is_tokens: bool = False,
+    tokens: np.ndarray | None = None,
     targets: Targets = "classes",
     outputs: Sequence[tuple[int, ...]] = (),
 ) -> nn.Module:
     """Builds a module that maps a batch of samples to outputs, by default logits (samples, classes), with parameters
     from torch's generator.
 
-    sample_shape: shape of one sample, without the batch. is_tokens: samples are integer sequences. targets: kind of the
-    targets. outputs: shapes that the output of one sample may have; empty: (classes,). The module's attribute `no_vmap`
-    is the reason why it cannot be batched over clients, or None; `constants` is `vmap_check.constants` of a foreign
-    model, or the hash of the file of its parameters; `train_mode` says how it differs in training mode, or is None.
-    Raises UserError when the model does not fit the data.
+    sample_shape: shape of one sample, without the batch. tokens: raw samples of the data set, if they are sequences of
+    integers; else None. targets: kind of the targets. outputs: shapes that the output of one sample may have; empty:
+    (classes,). The module's attribute `no_vmap` is the reason why it cannot be batched over clients, or None;
+    `constants` is `vmap_check.constants` of a foreign model, or the hash of the file of its parameters; `train_mode`
+    says how it differs in training mode, or is None. Raises UserError when the model does not fit the data.
     """
+    samples = probe_samples(sample_shape, tokens)
     if isinstance(config, CustomModel):
         module = _custom(config)
         attributes = plain_attributes_of(module)
-        materialize(module, config.name, sample_shape, is_tokens)
+        materialize(module, config.name, samples)
     else:
-        _refuse_wrong_kind(config, "token sequences" if is_tokens else _kind(sample_shape))
+        _refuse_wrong_kind(config, "token sequences" if tokens is not None else _kind(sample_shape))
         _check_size(config, sample_shape, classes)
         module = config.build(sample_shape, classes)
         attributes = plain_attributes_of(module) if config.is_foreign else {}
@@ -66,17 +69,17 @@ def build_model(
     expected = Expected(targets, tuple(outputs) or ((classes,),))
     properties: dict[str, Any] = {"no_vmap": vmap_reason(module), "constants": digest, "train_mode": None}
     if config.is_foreign:
-        mode = find_train_mode(module, config.name, sample_shape, expected, is_tokens, config.buffers, attributes)
+        mode = find_train_mode(module, config.name, samples, expected, config.buffers, attributes)
         if properties["no_vmap"] is None and not hasattr(module, "no_vmap"):
-            key = repr((config, sample_shape, classes, is_tokens))
+            key = repr((config, classes, fingerprint([("", samples)])))
             known = _objections()
             if key not in known:
-                known[key] = vmap_objection(module, mode, sample_shape, is_tokens)
+                known[key] = vmap_objection(module, mode, samples)
             properties["no_vmap"] = known[key]
         # Constants of built-in models follow from the seed, the sizes and the file.
         properties |= {"train_mode": mode, "constants": constants(module, digest)}
     elif targets != "classes":
-        try_out(module, config.name, sample_shape, expected, is_tokens)
+        try_out(module, config.name, samples, expected)
     if not trainable(module):
         raise UserError(
             f"task.model: {type(module).__name__} has no parameters to train, or all of them are frozen "

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
-from pickle import Pickler
+from pickle import DEFAULT_PROTOCOL, Pickler
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -38,16 +38,27 @@ CLIENTS, SAMPLES, REAL = 2, 4, 2
 """Clients, samples of each, and those that are not padding, in the probe under vmap."""
 
 
-def materialize(module: nn.Module, name: str, shape: tuple[int, ...], is_tokens: bool) -> None:
+def probe_samples(shape: tuple[int, ...], tokens: np.ndarray | None) -> Tensor:
+    """Prepared samples for the probes of this module: random values, or rows of a data set of tokens.
+
+    shape: shape of one sample. tokens: raw samples of the data set, (samples, length), or None.
+    """
+    number = CLIENTS * SAMPLES
+    if tokens is None:
+        return 2 * torch.rand(number, *shape, generator=torch.Generator().manual_seed(0)) - 1
+    return torch.from_numpy(tokens[np.linspace(0, len(tokens) - 1, number).astype(int)]).long()
+
+
+def materialize(module: nn.Module, name: str, samples: Tensor) -> None:
     """Gives lazy layers, such as `LazyLinear`, the sizes that follow from the samples. Raises UserError."""
     if any(is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
-        _called(module.eval(), name, _samples(2, shape, is_tokens))
+        _called(module.eval(), name, samples[:2])
         module.train()
 
 
 def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> Tensor:
     """Output of a module; UserError if it fails, or changes the samples, which other models may also read."""
-    before = samples.clone()
+    version = samples._version
     try:
         with torch.no_grad():
             output = module(samples)
@@ -55,7 +66,8 @@ def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> T
         raise UserError(
             f"task.model: {name} fails on {_described(samples)} ({failure(error)}); fix its forward"
         ) from error
-    if not torch.equal(samples, before):
+    # Also an assignment of the samples with some value, if none of these has it.
+    if samples._version != version:
         raise UserError(
             f"task.model: {name} changes its input in place, and other models may read the same samples; let its first "
             "layer return a new tensor, such as nn.ReLU(inplace=False)"
@@ -84,18 +96,16 @@ class Expected(NamedTuple):
             )
 
 
-def try_out(module: nn.Module, name: str, shape: tuple[int, ...], expected: Expected, is_tokens: bool) -> None:
+def try_out(module: nn.Module, name: str, samples: Tensor, expected: Expected) -> None:
     """Runs a module on two samples. Raises UserError where it does not fit the data."""
-    samples = _samples(2, shape, is_tokens)
-    expected.check(_called(module, name, samples), name, samples)
+    expected.check(_called(module, name, samples[:2]), name, samples[:2])
 
 
 def find_train_mode(
     module: nn.Module,
     name: str,
-    shape: tuple[int, ...],
+    samples: Tensor,
     expected: Expected,
-    is_tokens: bool,
     policy: BufferPolicy,
     attributes: Mapping[tuple[str, str], Any],
 ) -> TrainMode | None:
@@ -105,39 +115,66 @@ def find_train_mode(
     If it does, the module is put into evaluation mode. attributes: initial values, see `plain_attributes_of`. Raises
     UserError where the module does not fit the data.
     """
-    samples = _samples(2, shape, is_tokens)
+    samples = samples[:2]
     modes = [(layer, layer.training) for layer in module.modules()]
     before = {key: buffer.detach().clone() for key, buffer in module.named_buffers()}
-    images = _images(module)
+    images, class_images = _images(module, _attributes(module)), _images(module, _class_attributes(module))
     # Copies: a call may change them in place.
     w = {key: p.detach().clone() for key, p in module.named_parameters()}
+    large = _large_parameters(module)
     has_norms = any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
+    # Its calls return the buffers that they change, in either mode of the module.
     context = LayerContext(TrainMode(module.train(), None, tuple(before)), True, before)
 
-    def check(samples: Tensor) -> None:
-        expected.check(_called(partial(context.call, module, w), name, samples), name, samples)
+    def check(samples: Tensor) -> Tensor:
+        output = _called(partial(context.call, module, w), name, samples)
+        expected.check(output, name, samples)
+        return output
 
     with torch.random.fork_rng(devices=[]):
         torch_state, others = torch.get_rng_state(), _other_generators()
-        check(samples)
+        trained = [check(samples)]
         if _other_generators() != others:
             raise UserError(
                 f"task.model: {name} draws from NumPy or Python's random in its forward, so runs would not be "
                 "reproducible; draw from torch, whose generator is seeded here"
             )
+        _differentiate(context, module, samples)
         is_random = not torch.equal(torch.get_rng_state(), torch_state)
-        changed = _tracked(module) | {key for key, value in context.buffers.items() if not _equal(value, before[key])}
+        changed = _tracked(module) | _changed(before, context.buffers)
         # The last mini-batch of a client may have one sample. Batch norm has then no variance, unless of an image.
         takes_one = not has_norms or _succeeds(partial(context.call, module, w), samples[:1])
         if takes_one:
             check(samples[:1])
-        changes_parameters = _changes_parameters(context, module, samples)
-        context.training, module = False, module.eval()
-        check(samples)
+        trained += _outputs(context, module, large, samples)
+        buffers, module = context.buffers, module.eval()
+        evaluated = [check(samples), *_outputs(context, module, large, samples)]
         check(samples[:1])
+    differs = not all(_close(one, other) for one, other in zip(trained, evaluated, strict=False))
+    if new := next((key for key, _ in module.named_parameters() if key not in w), None):
+        raise UserError(
+            f"task.model: {name} creates its parameter {new!r} in a call; create it in __init__, or use a lazy layer"
+        )
+    parameters = _changed(w, dict(module.named_parameters())) | _changed(large, _large_parameters(module))
+    changes_evaluation = bool(parameters or _changed(buffers, context.buffers))
+    if frozen := next((key for key, p in module.named_parameters() if key in parameters and not p.requires_grad), None):
+        raise UserError(
+            f"task.model: {name} changes its frozen parameter {frozen!r} in a call, and all clients share it; make it "
+            "a buffer (register_buffer), which the server averages"
+        )
+    if shared := next((key for key in _changed(before, dict(module.named_buffers())) if key in before), None):
+        raise UserError(
+            f"task.model: {name} changes its buffer {shared!r} in the backward pass, where it is the one of all "
+            "clients; keep it as a plain attribute, with which each client begins anew"
+        )
+    for kind, key in _differing(class_images, _images(module, _class_attributes(module))):
+        raise UserError(
+            f"task.model: {name} changes the attribute {key!r} of its class {kind.__name__} in a call, which would "
+            "pass from one client to the next; set it in __init__ as an attribute of self"
+        )
     kept = tuple(
         Attribute(layer, key, (attributes[layer, key],) if (layer, key) in attributes else ())
-        for layer, key in _differing(images, _images(module))
+        for layer, key in _differing(images, _images(module, _attributes(module)))
     )
     for attribute in kept:
         try:
@@ -147,7 +184,16 @@ def find_train_mode(
                 f"task.model: {name} changes its attribute {str(attribute)!r} in a call, which would pass from one "
                 f"client to the next, and it cannot be copied ({one_line(error)}); do not change it in forward"
             ) from error
-    if not (changed or is_random or has_norms or kept or changes_parameters):
+    if kept:
+        with seeded(0):
+            if not _outputs(context, module, w, samples):
+                raise UserError(
+                    f"task.model: {name} fails once its attribute {str(kept[0])!r} is a copy of its first value, with "
+                    "which each client begins; let hooks read it from the module, not from a closure"
+                )
+        for attribute in kept:
+            attribute.reset(module)
+    if not (changed or is_random or has_norms or kept or differs or changes_evaluation):
         for layer, was_training in modes:
             layer.training = was_training
         return None
@@ -155,14 +201,25 @@ def find_train_mode(
         untracked = without_statistics(module)
         copy = in_train_mode(untracked if untracked and policy == "ignore" else module)
     except Exception as error:
-        raise UserError(f"task.model: {name} cannot be copied ({one_line(error)}), as its layers need") from error
+        fix = "; return the module itself, not that of torch.compile" if hasattr(module, "_orig_mod") else ""
+        raise UserError(f"task.model: {name} cannot be copied ({one_line(error)}), as its layers need{fix}") from error
     module.eval()
     names = tuple(key for key, _ in copy.named_buffers() if key in changed)
-    return TrainMode(copy, untracked, names, is_random, takes_one, policy, kept, changes_parameters)
+    return TrainMode(
+        copy, untracked, names, is_random, takes_one, policy, kept, bool(parameters), changes_evaluation, differs
+    )
 
 
 LARGE = 1e3
-"""Value of parameters that a constraint on their size changes."""
+"""Size of parameters that a constraint on their size changes."""
+
+
+def _large_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Large random values of all parameters, of both signs, which hardly any change in place leaves as they are."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        key: (LARGE * torch.randn(p.shape, generator=generator)).to(p.dtype) for key, p in module.named_parameters()
+    }
 
 
 def _succeeds(call: Callable[[Tensor], Tensor], samples: Tensor) -> bool:
@@ -173,13 +230,37 @@ def _succeeds(call: Callable[[Tensor], Tensor], samples: Tensor) -> bool:
     return True
 
 
-def _changes_parameters(context: LayerContext, module: nn.Module, samples: Tensor) -> bool:
-    """Whether a call changes parameters in place, as a constraint on their norm does."""
-    w = {key: torch.full_like(p, LARGE) for key, p in module.named_parameters()}
-    # The values mean nothing to the model, which may refuse their results.
-    with torch.no_grad(), suppress(Exception):
-        context.call(module, w, samples)
-    return any(not (p == LARGE).all() for p in w.values())
+def _outputs(context: LayerContext, module: nn.Module, w: dict[str, Tensor], samples: Tensor) -> list[Tensor]:
+    """Output of a module, which may refuse the results of parameters that mean nothing to it: then no output.
+
+    Evaluations of clients run with gradients enabled, too.
+    """
+    with torch.enable_grad(), suppress(Exception):
+        return [context.call(module, w, samples)]
+    return []
+
+
+def _differentiate(context: LayerContext, module: nn.Module, samples: Tensor) -> None:
+    """Calls a module as in training, with a backward pass, for the state that only gradients change.
+
+    A model that has no gradients can still be trained without them.
+    """
+    with torch.enable_grad(), suppress(Exception):
+        leaves = {key: p.detach().clone().requires_grad_() for key, p in module.named_parameters() if p.requires_grad}
+        # Not the leaves themselves: a call may change its parameters in place.
+        output = context.call(module, {key: p.clone() for key, p in leaves.items()}, samples)
+        torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
+
+
+def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[str]:
+    """Names of the tensors that are no longer the same."""
+    return {key for key, value in before.items() if not _equal(after[key], value)}
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Whether outputs differ by rounding alone."""
+    size = TOLERANCE * float(one.nan_to_num(0, 0, 0).abs().max()) if one.numel() else 0
+    return torch.allclose(one, other, rtol=0, atol=size, equal_nan=True)
 
 
 def plain_attributes_of(module: nn.Module) -> dict[tuple[str, str], Any]:
@@ -191,39 +272,62 @@ def plain_attributes_of(module: nn.Module) -> dict[tuple[str, str], Any]:
         except Exception:  # objects raise errors of any kind
             return value
 
+    return {place: copy_of(value) for place, value in _attributes(module).items()}
+
+
+def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """The plain attributes of all layers, by layer and name."""
     return {
-        (layer, name): copy_of(value)
-        for layer, part in module.named_modules()
-        for name, value in plain_attributes(part).items()
+        (layer, name): value for layer, part in module.named_modules() for name, value in plain_attributes(part).items()
+    }
+
+
+def _class_attributes(module: nn.Module) -> dict[tuple[type, str], Any]:
+    """The attributes of the classes of all layers but those of torch, by class and name."""
+    kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__)
+    return {
+        (kind, name): value
+        for kind in kinds
+        if not kind.__module__.startswith("torch.")
+        for name, value in vars(kind).items()
+        if not name.startswith("__")
     }
 
 
 class _Image(Pickler):
-    """Writes what determines the value of an attribute: other modules, parameters and functions are only named."""
+    """Writes what determines the value of an attribute: other modules, parameters and functions are only named, and so
+    are objects that cannot be pickled, such as locks.
+    """
 
     def __init__(self, file: io.BytesIO, own: set[int]):
         super().__init__(file)
         self.own = own
 
     def persistent_id(self, value: Any) -> Any:
-        if id(value) in self.own or isinstance(value, (type, FunctionType)):
+        if id(value) in self.own or isinstance(value, (type, FunctionType, torch.jit.ScriptModule)):
             return id(value)
         return fingerprint([("", value)]) if isinstance(value, Tensor) else None
 
+    def reducer_override(self, value: Any) -> Any:
+        try:
+            value.__reduce_ex__(DEFAULT_PROTOCOL)
+        except Exception:  # objects raise errors of any kind
+            return int, (id(value),)
+        return NotImplemented
 
-def _images(module: nn.Module) -> dict[tuple[str, str], tuple[Any, Any]]:
-    """The plain attributes of all layers and their images, by layer and name."""
+
+def _images(module: nn.Module, attributes: Mapping[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    """Attributes of a module with their images, by the same keys."""
     own = {id(one) for one in (*module.parameters(), *module.buffers(), *module.modules())}
-    images: dict[tuple[str, str], tuple[Any, Any]] = {}
-    for layer, part in module.named_modules():
-        for name, value in plain_attributes(part).items():
-            file = io.BytesIO()
-            try:
-                _Image(file, own).dump(value)
-            except Exception:  # objects raise errors of any kind
-                images[layer, name] = value, id(value)
-            else:
-                images[layer, name] = value, file.getvalue()
+    images: dict[Any, tuple[Any, Any]] = {}
+    for place, value in attributes.items():
+        file = io.BytesIO()
+        try:
+            _Image(file, own).dump(value)
+        except Exception:  # objects raise errors of any kind
+            images[place] = value, id(value)
+        else:
+            images[place] = value, file.getvalue()
     return images
 
 
@@ -234,12 +338,13 @@ def _differing(before: Mapping[Any, tuple[Any, Any]], after: Mapping[Any, tuple[
     ]
 
 
-def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, ...], is_tokens: bool) -> str | None:
+def vmap_objection(module: nn.Module, mode: TrainMode | None, samples: Tensor) -> str | None:
     """Reason why a module cannot be trained for several clients at once, found by a probe; None if it can.
 
     In the probe, two clients have their own samples, and draw the same random numbers. They have their own parameters
     and buffers, or share them, as in their first step and in evaluation. Their gradients and outputs must be those of
-    one client after the other, and must not depend on padding, unless the module is only batched without it.
+    one client after the other, and must not depend on padding, unless the module is only batched without it. samples:
+    see `probe_samples`.
     """
     if mode is not None and mode.attributes:
         return f"a call changes its attribute {str(mode.attributes[0])!r}, with which each client begins anew"
@@ -250,7 +355,7 @@ def vmap_objection(module: nn.Module, mode: TrainMode | None, shape: tuple[int, 
     # Slightly different ones, since a client may be given those of another.
     w = {name: torch.stack([p, 1.01 * p]) for name, p in shared.items()}
     buffers = {name: torch.stack([buffer] * CLIENTS) for name, buffer in initial.items()}
-    x = _samples(CLIENTS * SAMPLES, shape, is_tokens).unflatten(0, (CLIENTS, SAMPLES))
+    x = samples.unflatten(0, (CLIENTS, SAMPLES))
     real = REAL if mode is None or mode.takes_padding else SAMPLES
     mask = (torch.arange(SAMPLES) < real).float()
     padded = torch.cat([x[:, :real], x[:, :1].expand_as(x)[:, real:]], 1)
@@ -321,13 +426,6 @@ def _first_difference(expected: dict[str, Tensor], found: dict[str, Tensor]) -> 
 
 TOLERANCE = 1e-3
 """Difference of gradients, relative to the largest entry, that is not rounding."""
-
-
-def _samples(number: int, shape: tuple[int, ...], is_tokens: bool) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    if is_tokens:
-        return torch.zeros(number, *shape, dtype=torch.long)
-    return 2 * torch.rand(number, *shape, generator=generator) - 1
 
 
 def _tracked(module: nn.Module) -> set[str]:

@@ -327,8 +327,9 @@ def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module
     with seeded(seed), fits("task.model"):
         if isinstance(config, Model) and dataset.is_tokens:
             config = config.for_tokens(lambda: dataset.vocabulary)
+        tokens = dataset.x_train if dataset.is_tokens else None
         return build_model(
-            config, dataset.sample_shape, dataset.classes, dataset.is_tokens, dataset.targets, dataset.output_shapes
+            config, dataset.sample_shape, dataset.classes, tokens, dataset.targets, dataset.output_shapes
         )
 
 

@@ -90,7 +90,8 @@ def own(tmp_path, monkeypatch):
 
 def build(name, options, shape, classes, seed=0):
     torch.manual_seed(seed)
-    return build_model(parse({"name": name, **options}), shape, classes, name == "char_lstm")
+    tokens = np.zeros((1, *shape), np.uint8) if name == "char_lstm" else None
+    return build_model(parse({"name": name, **options}), shape, classes, tokens)
 
 
 def samples(name, options, *shape):
@@ -113,7 +114,7 @@ def test_the_vocabulary_is_that_of_the_data():
 
 def refusal(name, options, shape, classes=3, is_tokens=False):
     with pytest.raises(UserError) as refused:
-        build_model(parse({"name": name, **options}), shape, classes, is_tokens)
+        build_model(parse({"name": name, **options}), shape, classes, np.zeros((1, *shape), int) if is_tokens else None)
     sentence = str(refused.value)
     assert "\n" not in sentence
     return sentence
@@ -293,12 +294,13 @@ def test_the_new_stem_of_the_resnet_is_initialised_as_its_other_convolutions():
 def test_models_import_packages_only_when_they_need_them():
     code = (
         "import sys\n"
+        "import numpy as np\n"
         "from hedgerow.platform.models.build import build_model\n"
         "from hedgerow.platform.models.feedforward import CNN\n"
         "from hedgerow.platform.models.char_lstm import CharLSTM\n"
         "from hedgerow.platform.models.transformers_nets import CausalTransformer\n"
         "CausalTransformer(config={'model_type': 'gpt2'}, lora={'targets': ['c_attn']})\n"
-        "build_model(CNN(), (3, 32, 32), 10), build_model(CharLSTM(), (80,), 80, True)\n"
+        "build_model(CNN(), (3, 32, 32), 10), build_model(CharLSTM(), (80,), 80, np.zeros((1, 80), int))\n"
         "assert not {'torchvision', 'transformers', 'peft'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -313,7 +315,7 @@ def test_a_model_of_the_users(own):
 
 
 def test_recurrent_layers_of_the_users_take_turns(own):
-    module = build_model(parse({"name": f"{own}.Reader"}), (8,), 3, is_tokens=True)
+    module = build_model(parse({"name": f"{own}.Reader"}), (8,), 3, np.arange(8)[None])
     assert "no batching rule" in str(module.no_vmap)
     module.no_vmap = None  # type: ignore[assignment]  # its author knows better
     assert vmap_reason(module) is None

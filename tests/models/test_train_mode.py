@@ -20,7 +20,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.data.sampling import client_keys, draw_batches
 from hedgerow.platform.models.build import build_model
-from hedgerow.platform.models.probe import vmap_objection
+from hedgerow.platform.models.probe import probe_samples, vmap_objection
 from hedgerow.platform.models.vmap_check import vmap_reason
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.coordinator import build_coordinator
@@ -424,7 +424,15 @@ def test_attributes_of_one_evaluation_do_not_reach_the_next_one():
     assert coordinator.servers[0].history[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.parametrize(("model", "args"), [("Constrained", {}), ("Tokens", {"max_norm": 0.8})])
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ("Constrained", {}),
+        ("Tokens", {"max_norm": 0.8}),
+        ("Clamped", {}),
+        ("Clamped", {"kind": "symmetric"}),
+    ],
+)
 def test_parameters_that_calls_change_are_those_of_plain_torch_and_evaluations_change_none(model, args):
     make = partial(getattr(mode_models, model), **args)
     for evaluation in ({"every": 1}, {"every": 9}):
@@ -432,6 +440,63 @@ def test_parameters_that_calls_change_are_those_of_plain_torch_and_evaluations_c
         found = done(wanted, 2).servers[0].state["w"]
         for name, value in of_plain_torch(wanted, make, 2).items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_state_that_gradients_change_is_that_of_plain_torch():
+    expected = of_plain_torch(experiment("HookedTensor"), mode_models.HookedTensor, 2)
+    found = done(experiment("HookedTensor"), 2).servers[0].state["w"]
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_a_buffer_that_every_call_changes_counts_training_alone(mode, with_gradients):
+    args = {"with_gradients": with_gradients}
+    wanted = experiment("Calls", mode=mode, args=args, evaluation={"every": 1})
+    expected = of_plain_torch(wanted, partial(mode_models.Calls, **args))
+    server = done(wanted, 1).servers[0].state
+    # Two epochs of three mini-batches.
+    assert float(server["buffers"]["n"]) == 6
+    for name, value in expected.items():
+        torch.testing.assert_close(server["w"][name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_a_model_that_depends_on_its_mode_is_evaluated_in_evaluation_mode(mode):
+    wanted = experiment("Gated", mode=mode)
+    coordinator, (data, _) = done(wanted, 1), build_data(wanted, None)
+    assert coordinator.plans()["train/clients"]["mode"] == mode
+    net = mode_models.Gated().eval()
+    net.load_state_dict(of_plain_torch(wanted, mode_models.Gated))
+    x = (torch.tensor(data.x_test).float() - torch.tensor(data.mean)) / torch.tensor(data.std)
+    loss = F.cross_entropy(net(x), torch.tensor(data.y_test)).item()
+    assert coordinator.servers[0].history[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
+    # Layers that compute the same in another way in evaluation need no such mode.
+    assert build_model(experiment("Encoding", args={"p": 0.0}).task.model, (1, 8, 8), 10).train_mode is None
+
+
+TOKENS = np.random.default_rng(0).integers(0, 10, (20, 6)).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "buffers"),
+    [
+        ("mask", None, None),
+        ("lengths", None, None),
+        ("count", "under torch.func.vmap", ("counts",)),
+        ("centre", "with padded mini-batches", None),
+    ],
+)
+def test_a_model_of_tokens_is_tried_with_rows_of_the_data(kind, said, buffers):
+    module = build_model(experiment("Reading", args={"kind": kind}).task.model, (6,), 3, TOKENS)
+    assert said is None or said in module.no_vmap
+    assert (module.train_mode and module.train_mode.buffers) == buffers or kind == "mask"
+
+
+def test_an_assignment_to_samples_is_refused_though_none_has_the_value():
+    with pytest.raises(UserError, match="changes its input in place"):
+        build_model(experiment("Reading", args={"kind": "assign"}).task.model, (6,), 3, TOKENS)
 
 
 def test_a_trial_changes_neither_attributes_nor_parameters():
@@ -515,7 +580,7 @@ def test_functions_that_torch_runs_unseen_are_not_batched():
     net.table = torch.jit.script(net.table)
     assert "TorchScript" in vmap_reason(net)
     assert "the gradient of 'table.weight' for several clients at once is another one" in vmap_objection(
-        net, None, (1, 8, 8), False
+        net, None, probe_samples((1, 8, 8), None)
     )
 
 
@@ -545,6 +610,13 @@ def test_buffers_of_the_users_own_are_averaged(tmp_path):
         ({"engine": {"plans": {"train/clients": {"mode": "vmap", "compiled": True}}}}, "engine.plans: a model with"),
         ({"model": "FromNumPy"}, "task.model: mode_models.FromNumPy draws from NumPy or Python's random"),
         ({"model": "Locked"}, "task.model: mode_models.Locked changes its attribute 'lock' in a call"),
+        ({"model": "Holding"}, "task.model: mode_models.Holding changes its attribute 'holder' in a call"),
+        ({"model": "OfClass"}, "task.model: mode_models.OfClass changes the attribute 'seen' of its class OfClass in"),
+        ({"model": "Target"}, "task.model: mode_models.Target changes its frozen parameter 'target.weight' in a call"),
+        ({"model": "BackwardBuffer"}, "mode_models.BackwardBuffer changes its buffer 'size' in the backward pass"),
+        ({"model": "Captured"}, "mode_models.Captured fails once its attribute 'outputs' is a copy of its first value"),
+        ({"model": "Late"}, "task.model: mode_models.Late creates its parameter '2.weight' in a call; create it in"),
+        ({"model": "Gated", "algorithm": "fedsgd"}, "fedsgd does not support a model with a branch on self.training"),
         ({"model": "HookedParameter"}, "registers a gradient hook on its parameter '1.weight'"),
         ({"model": "HookedParameter", "args": {"after": True}}, "registers a gradient hook on its parameter '1.weig"),
         ({"model": "Squeezed"}, "returns (10,) for a batch of shape (1, 1, 8, 8); logits of shape (1, 10) are"),

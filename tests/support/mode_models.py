@@ -305,3 +305,169 @@ class OverRows(nn.Module):
 
     def forward(self, x):
         return self.head(self.layer(x[:, 0])[0][:, -1])
+
+
+class Gated(nn.Module):
+    """A soft gate in training and a hard one in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.head = nn.Parameter(torch.linspace(-1, 1, 64)), nn.Linear(64, 10)
+
+    def forward(self, x):
+        gate = self.gate.sigmoid() if self.training else 3 * (self.gate > 0).float()
+        return self.head(x.flatten(1) * gate)
+
+
+class Clamped(nn.Sequential):
+    """Weights that are not negative, or, with kind symmetric, those of a symmetric matrix."""
+
+    def __init__(self, kind: str = "positive"):
+        super().__init__(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 10))
+        self.kind = kind
+
+    def forward(self, x):
+        with torch.no_grad():
+            weight = self[1].weight
+            weight.copy_(weight.clamp(min=0) if self.kind == "positive" else (weight + weight.T) / 2)
+        return super().forward(x)
+
+
+class Target(nn.Module):
+    """A moving average of a layer: frozen parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.target = nn.Linear(64, 10), nn.Linear(64, 10).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.target.weight.lerp_(self.layer.weight, 0.5)
+        return self.layer(x.flatten(1)) + self.target(x.flatten(1))
+
+
+class Calls(nn.Sequential):
+    """Counts its calls in a buffer, in evaluation as well. with_gradients: only of those."""
+
+    def __init__(self, with_gradients: bool = False):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.with_gradients = with_gradients
+        self.register_buffer("n", torch.tensor(0.0))
+
+    def forward(self, x):
+        if torch.is_grad_enabled() or not self.with_gradients:
+            self.n += 1
+        return super().forward(x) * (1 + 0.1 * self.n)
+
+
+class HookedTensor(nn.Module):
+    """A hook on a tensor, which counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.n = nn.Linear(64, 8), nn.Linear(8, 10), 0
+
+    def count(self, slope):
+        self.n += 1
+        return slope * (1 + self.n)
+
+    def forward(self, x):
+        hidden = self.first(x.flatten(1)).tanh()
+        if hidden.requires_grad:
+            hidden.register_hook(self.count)
+        return self.second(hidden)
+
+
+class OfClass(nn.Sequential):
+    """Changes an attribute of its class."""
+
+    seen = 0
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        type(self).seen += 1
+        return super().forward(x)
+
+
+class Holder:
+    def __init__(self):
+        self.n, self.lock = 0, threading.Lock()
+
+
+class Holding(nn.Sequential):
+    """Changes an object that cannot be pickled."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.holder = Holder()
+
+    def forward(self, x):
+        self.holder.n += 1
+        return super().forward(x) * self.holder.n
+
+
+class BackwardBuffer(nn.Sequential):
+    """Changes a buffer in a gradient hook."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.register_buffer("size", torch.zeros(()))
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        if outputs.requires_grad:
+            outputs.register_hook(lambda slope: self.size.add_(slope.norm()) and None)
+        return outputs
+
+
+class Captured(nn.Module):
+    """A hook fills a dictionary that it knows itself, and `forward` reads that of the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.outputs = nn.Linear(64, 10), {}
+        outputs = self.outputs
+        self.layer.register_forward_hook(lambda _, inputs, output: outputs.update(last=output))
+
+    def forward(self, x):
+        self.layer(x.flatten(1))
+        return self.outputs["last"]
+
+
+class Late(nn.Sequential):
+    """Creates a parameter in its first call."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        if len(self) == 2:
+            self.append(nn.Linear(10, 10))
+        return super().forward(x)
+
+
+class Reading(nn.Module):
+    """Embedding of tokens, where 0 is padding. kind: part that depends on the other samples, or on the padding."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind, self.table, self.head = kind, nn.Embedding(10, 8, padding_idx=0), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) if kind == "mask" else None
+        self.register_buffer("counts", torch.zeros(10))
+
+    def forward(self, x):
+        if self.kind == "assign":
+            x[x == 11] = 0
+        rows = self.table(x)
+        if self.kind == "mask":
+            rows = self.layer(rows, src_key_padding_mask=x == 0)
+        if self.kind == "lengths":
+            lengths = (x != 0).sum(1)
+            rows = nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+            rows = nn.utils.rnn.pad_packed_sequence(rows, batch_first=True, total_length=x.shape[1])[0]
+        if self.kind == "count" and self.training:
+            self.counts.index_add_(0, x[x != 0], torch.ones(int((x != 0).sum())))
+        hidden = rows.mean(1) / (1 + self.counts.max())
+        return self.head(hidden - hidden.mean(0) if self.kind == "centre" else hidden)
