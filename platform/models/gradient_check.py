@@ -157,7 +157,7 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 @contextmanager
 def _restored(module: nn.Module, mode: TrainMode | None) -> Iterator[None]:
     """Context after which a module and its copy in training mode have their attributes and tensors of before."""
-    parts = [part for one in (module, mode and mode.module) if one is not None for part in one.modules()]
+    parts = [*module.modules(), *(() if mode is None else mode.module.modules())]
     tables = [dict(table.items()) for part in parts for table in (vars(part), part._parameters, part._buffers)]
     tensors = [(t, t.detach().clone(), t.requires_grad) for t in (*module.parameters(), *module.buffers())]
     try:
