@@ -145,7 +145,7 @@ class ClientData:
     augment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     """Creates the views of raw samples: (samples, key, rows) -> samples."""
     plain: bool = False
-    """Whether the model needs the default memory format, see `needs_default_format`."""
+    """Whether the model needs the default memory format: see `needs_default_format` and `gradient_check.py`."""
     key: Tensor | None = None
     """(2,) 64 random bits, as two int64 of 32 bits each, derived from seed, round, exchange and client only, for
     randomness inside a step; `keyed_random.py` derives random numbers from them. None if the exchange is not

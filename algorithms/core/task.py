@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from hedgerow.algorithms.core.layer_context import TrainMode
 from hedgerow.algorithms.core.measures import Scoring, Targets
+from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.precision import run_model
 from hedgerow.algorithms.core.static_batch_norm import is_static, statistics
-from hedgerow.algorithms.core.torch_private import call, set_parameters
+from hedgerow.algorithms.core.torch_private import call, is_in_graph, set_parameters
 
 if TYPE_CHECKING:
     from hedgerow.algorithms.core.client_data import Batch, ClientData
@@ -142,6 +143,11 @@ class Task:
         if fixed is not None and fixed.w is w:
             fixed.set_in(self.module)
             return run_model(self.module, x)
+        if vars(self.module).get("reads_again") and torch.is_grad_enabled() and any(map(is_in_graph, w.values())):
+            raise ContractError(
+                "it differentiates `task.logits` outside `minimize`, and the backward pass of the model reads "
+                "parameters again, as gradient checkpointing does; call `minimize`, or turn checkpointing off"
+            )
         return call(self.module, w, x)
 
     def predictions(self, outputs: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ def minimize(
     batches = data.batches("train") if batches is None else batches
     if data.batched:
         return _functional(loss, start, batches, hp, linear, proximal)
-    return _in_place(loss, start, batches, hp, linear, proximal, memory)
+    return _in_place(loss, start, batches, hp, linear, proximal, memory, data.plain)
 
 
 def _one_of(linear: Params | None, proximal: Proximal | None) -> tuple[Params | None, Proximal | None]:
@@ -200,9 +200,11 @@ def _in_place(
     linear: Params | None,
     proximal: Proximal | None,
     memory: Params | None,
+    plain: bool,
 ) -> tuple[Params, Tensor]:
     """Steps of one client, whose parameters change in place."""
-    plain = needs_default_format(start.values())
+    # A sub-model may need the default format where the full model does not.
+    plain = plain or needs_default_format(start.values())
     layout = torch.Tensor.contiguous if plain else channels_last
     optimizer = getattr(hp, "optimizer", "sgd")
     # They have the memory of `start` until the first step; an optimiser of torch.optim changes them in place.
@@ -219,7 +221,6 @@ def _in_place(
     losses: list[Tensor] = []
     with FixedParameters(w):
         for batch in batches:
-            # Needed for a sub-model: the full model may not need the default format.
             value = loss(w, replace(batch, x=batch.x.contiguous()) if plain else batch)
             # Parameters that the loss does not depend on get gradient 0.
             gradient = gradients(value, params)

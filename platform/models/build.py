@@ -20,6 +20,7 @@ from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.registry import Registry, import_named
 from hedgerow.platform.models import MODELS
 from hedgerow.platform.models.factories import require_factory, safe_weights
+from hedgerow.platform.models.gradient_check import READS_AGAIN, needs_plain_format, reads_parameters_again
 from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
 from hedgerow.platform.models.probe import (
@@ -52,7 +53,9 @@ def build_model(
     integers; else None. targets: kind of the targets. outputs: shapes that the output of one sample may have; empty:
     (classes,). The module's attribute `no_vmap` is the reason why it cannot be batched over clients, or None;
     `constants` is `vmap_check.constants` of a foreign model, or the hash of the file of its parameters; `train_mode`
-    says how it differs in training mode, or is None. Raises UserError when the model does not fit the data.
+    says how it differs in training mode, or is None; `plain_format` says whether it needs the default memory format,
+    and `reads_again` whether its backward pass reads parameters again. Raises UserError when the model does not fit the
+    data.
     """
     samples = probe_samples(sample_shape, tokens)
     if isinstance(config, CustomModel):
@@ -70,14 +73,17 @@ def build_model(
     properties: dict[str, Any] = {"no_vmap": vmap_reason(module), "constants": digest, "train_mode": None}
     if config.is_foreign:
         mode = find_train_mode(module, config.name, samples, expected, config.buffers, attributes)
-        if properties["no_vmap"] is None and not hasattr(module, "no_vmap"):
-            key = repr((config, classes, fingerprint([("", samples)])))
-            known = _objections()
-            if key not in known:
-                known[key] = vmap_objection(module, mode, samples)
-            properties["no_vmap"] = known[key]
+        key = repr((config, classes, fingerprint([("", samples)]))), type(module)
+        known = _known()
+        if key not in known:
+            reads_again = reads_parameters_again(module, config.name, mode, samples)
+            objection = READS_AGAIN if reads_again else properties["no_vmap"]
+            if objection is None and not hasattr(module, "no_vmap"):
+                objection = vmap_objection(module, mode, samples)
+            plain_format = needs_plain_format(module, mode, samples)
+            known[key] = {"no_vmap": objection, "reads_again": reads_again, "plain_format": plain_format}
         # Constants of built-in models follow from the seed, the sizes and the file.
-        properties |= {"train_mode": mode, "constants": constants(module, digest)}
+        properties |= {"train_mode": mode, "constants": constants(module, digest), **known[key]}
     elif targets != "classes":
         try_out(module, config.name, samples, expected)
     if not trainable(module):
@@ -175,6 +181,6 @@ def _built(config: CustomModel) -> nn.Module:
 
 
 @cache
-def _objections() -> dict[str, str | None]:
-    """Reasons why models cannot be batched, by their sections and samples: they are tried once per process."""
+def _known() -> dict[tuple[str, type[nn.Module]], dict[str, Any]]:
+    """Properties of models by their sections, samples and classes: each is tried once per process."""
     return {}

@@ -1,7 +1,6 @@
 """A probe of a user's module before the first round: whether it fits the data, its training mode, and vmap."""
 
 import io
-import random
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hedgerow.algorithms.core.keyed_random import seeded
+from hedgerow.algorithms.core.keyed_random import other_generators, seeded
 from hedgerow.algorithms.core.layer_context import (
     Attribute,
     BufferPolicy,
@@ -132,9 +131,9 @@ def find_train_mode(
         return output
 
     with torch.random.fork_rng(devices=[]):
-        torch_state, others = torch.get_rng_state(), _other_generators()
+        torch_state, others = torch.get_rng_state(), other_generators()
         trained = [check(samples)]
-        if _other_generators() != others:
+        if other_generators() != others:
             raise UserError(
                 f"task.model: {name} draws from NumPy or Python's random in its forward, so runs would not be "
                 "reproducible; draw from torch, whose generator is seeded here"
@@ -440,9 +439,3 @@ def _tracked(module: nn.Module) -> set[str]:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-
-
-def _other_generators() -> Any:
-    """States of the generators of Python and NumPy."""
-    kind, words, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), kind, bytes(words), tuple(rest)  # type: ignore[arg-type]

@@ -90,6 +90,7 @@ def samples_of_places(
     pool = partition.pool()
     models = [task.module, *([task.teacher] if task.teacher is not None else [])]
     plain = needs_default_format(parameter for model in models for parameter in model.parameters())
+    plain |= any(vars(part).get("plain_format") for model in models for part in model.modules())
     takes_padding = task.train_mode is None or task.train_mode.takes_padding
     clients = Samples(
         train_x, train_y, prepare, partition.places, partition.splits(), task.augment, None, plain, takes_padding
