@@ -123,7 +123,7 @@ class FedExRounds(Middleware):
             state = updated(state, self.draws, errors, self.sizes, settings)
         return {**after, FEDEX: state}
 
-    def lost(self, server: Tree, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
+    def without_contributions(self, server: Tree, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
         self.begin(server)
         for exchange, result in exchanged:
             self.after(exchange, result)

@@ -64,7 +64,7 @@ class Middleware:
         """Returns the server state after a round. server: the state before it. after: as the algorithm returned it."""
         return after
 
-    def lost(self, server: Tree, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
+    def without_contributions(self, server: Tree, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
         """Returns entries of the server state that change after a round to which no client contributed.
 
         exchanged: the last parallel exchanges of the round with their results.
@@ -178,12 +178,12 @@ class ComposedAlgorithm:
             result = one.end(server, result)
         return result
 
-    def lost(self, server: Tree, cohort: Cohort, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
+    def without_contributions(self, server: Tree, cohort: Cohort, exchanged: list[tuple[Exchange, Aggregate]]) -> Tree:
         """Returns the server state after a round to which no client contributed. exchanged: see Middleware."""
         after = server
         for one in map(copy, self.middleware):
             one.cohort, one.trains = cohort, True
-            after = {**after, **one.lost(server, exchanged)}
+            after = {**after, **one.without_contributions(server, exchanged)}
         return after
 
     def evaluate_params(self, server: Tree) -> Tree:

@@ -15,15 +15,15 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.models.probe import TOLERANCE
 
-SAMPLES = 4
-"""Samples of the check: batch norm has a variance of them."""
+COMPARED = 4
+"""Number of samples of the check: batch norm has a variance of them."""
 
 READS_AGAIN = "its backward pass reads parameters again, as gradient checkpointing does"
 
 
 def needs_plain_format(module: nn.Module, mode: TrainMode | None, samples: Tensor) -> bool:
     """Whether a module fails on samples and kernels in the format of `channels_last`, or has another output there."""
-    task, w, x = Task(module, train_mode=mode), trainable(module), samples[:SAMPLES]
+    task, w, x = Task(module, train_mode=mode), trainable(module), samples[:COMPARED]
     if all(t.dim() != 4 for t in (x, *w.values())) or needs_default_format(module.parameters()):
         return False
     outputs = []
@@ -48,7 +48,7 @@ def reads_parameters_again(module: nn.Module, name: str, mode: TrainMode | None,
 
     Compares gradients at other parameters with those of plain autograd, where it runs. Raises UserError if they differ.
     """
-    task, x, before = Task(module, train_mode=mode), samples[:SAMPLES], trainable(module)
+    task, x, before = Task(module, train_mode=mode), samples[:COMPARED], trainable(module)
 
     def others() -> Params:
         """Other parameters, the same ones in every call."""
@@ -65,7 +65,9 @@ def reads_parameters_again(module: nn.Module, name: str, mode: TrainMode | None,
                 with torch.no_grad():
                     for key, p in before.items():
                         p.copy_(w[key])
-                shared = next((key for key, p in before.items() if not torch.equal(p, w[key])), None)
+                shared = next(
+                    (key for key, p in before.items() if not torch.equal(p.nan_to_num(), w[key].nan_to_num())), None
+                )
                 slopes = _slopes(module(x), before)
             except Exception:  # of any kind, of the user's code
                 return None

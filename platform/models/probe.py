@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
-from pickle import DEFAULT_PROTOCOL, Pickler
+from pickle import Pickler
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -161,10 +161,13 @@ def find_train_mode(
             f"task.model: {name} changes its frozen parameter {frozen!r} in a call, and all clients share it; make it "
             "a buffer (register_buffer), which the server averages"
         )
-    if shared := next((key for key in _changed(before, dict(module.named_buffers())) if key in before), None):
+    if shared := next(iter(_changed(before, dict(module.named_buffers()))), None):
+        fix = "keep it as a plain attribute, with which each client begins anew"
+        if shared in _tracked(module):
+            fix = "turn gradient checkpointing off, which runs its layer again"
         raise UserError(
             f"task.model: {name} changes its buffer {shared!r} in the backward pass, where it is the one of all "
-            "clients; keep it as a plain attribute, with which each client begins anew"
+            f"clients; {fix}"
         )
     for kind, key in _differing(class_images, _images(module, _class_attributes(module))):
         raise UserError(
@@ -298,8 +301,10 @@ class _Image(Pickler):
     are objects that cannot be pickled, such as locks.
     """
 
+    PROTOCOL = 4
+
     def __init__(self, file: io.BytesIO, own: set[int]):
-        super().__init__(file)
+        super().__init__(file, self.PROTOCOL)
         self.own = own
 
     def persistent_id(self, value: Any) -> Any:
@@ -309,7 +314,7 @@ class _Image(Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         try:
-            value.__reduce_ex__(DEFAULT_PROTOCOL)
+            value.__reduce_ex__(self.PROTOCOL)
         except Exception:  # objects raise errors of any kind
             return int, (id(value),)
         return NotImplemented
@@ -438,4 +443,5 @@ def _tracked(module: nn.Module) -> set[str]:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    """Whether tensors are the same; NaN equals NaN."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -200,8 +200,8 @@ class _Contract(Middleware):
             )
         if data.key is None and not torch.equal(torch.get_rng_state(), drawn):
             raise ContractError(
-                f"its step `{self.step}`, or the loss, draws random numbers that no seed determines; yield its "
-                "Exchange with keyed=True, and draw none in a loss"
+                f"its step `{self.step}`, or the loss, draws random numbers that no seed determines, or sets a seed; "
+                "yield its Exchange with keyed=True instead, and draw none in a loss"
             )
         result = self.checked(answer)
         self.has_models |= bool(result.model) and self.trains

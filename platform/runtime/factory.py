@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hedgerow.algorithms.core.keyed_random import seeded
 from hedgerow.algorithms.core.measures import ScoreFunction
@@ -174,16 +175,21 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
 
 def _reads_padding(measure: ScoreFunction, dataset: Dataset) -> bool:
     """Whether the sums of a loss or metric depend on a sample that is padding."""
-    targets, mask = torch.from_numpy(dataset.y_train[:3].copy()), torch.tensor([1.0, 1.0, 0.0])
-    generator = torch.Generator().manual_seed(0)
-    outputs = torch.randn(len(targets), *dataset.output_shapes[-1], generator=generator)
+    targets, mask = torch.from_numpy(dataset.y_train[:2].copy()), torch.tensor([1.0, 1.0, 0.0])
+    outputs = torch.randn(len(targets), *dataset.output_shapes[-1], generator=torch.Generator().manual_seed(0))
+
+    def sums(padding: int) -> Tensor:
+        rows = torch.tensor([0, len(targets) - 1, padding])
+        with seeded(0):
+            return torch.stack(measure.sums(outputs[rows], targets[rows], mask))
+
     try:
-        padded = measure.sums(outputs, targets, mask[: len(targets)])
-        alone = measure.sums(outputs[:2], targets[:2], mask[:2])
+        first, second = sums(0), sums(len(targets) - 1)
     except Exception:
         # Outputs of no model may mean nothing to it.
         return False
-    return not torch.allclose(torch.stack(padded), torch.stack(alone), rtol=1e-4, equal_nan=True)
+    finite = first.isfinite().all() and second.isfinite().all()
+    return bool(finite) and not torch.allclose(first, second, rtol=1e-4)
 
 
 Data = tuple[Dataset, Partition]

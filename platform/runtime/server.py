@@ -246,7 +246,7 @@ class FederatedServer:
             try:
                 state = yield from through(exchanges, delivery, counter, simulated)
             except NoContributionsError as error:
-                state = self.algorithm.lost(self.state, cohort, error.exchanged)
+                state = self.algorithm.without_contributions(self.state, cohort, error.exchanged)
             else:
                 self._contributed = True
                 if self.tracks_client_models:

@@ -379,7 +379,9 @@ class FinishedSearch:
 
     @cached_property
     def weights(self) -> "DataFrame":
-        """Hedge's weights as a pandas DataFrame: a row per round, a column per trial; empty for other kinds."""
+        """Hedge's weights before each round as a pandas DataFrame: a row per round, a column per trial; empty for other
+        kinds.
+        """
         from pandas import DataFrame
 
         weights = {record["round"]: record["weights"] for record in self.hedge}

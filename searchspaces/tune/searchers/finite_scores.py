@@ -19,16 +19,17 @@ def with_finite_scores(scheduler: type[TrialScheduler], metric: str, mode: str, 
     others might be stopped in its place.
     """
 
-    def shown(result: RoundRecord) -> RoundRecord:
-        if math.isfinite(result.get(metric, 0.0)):
+    def comparable(result: RoundRecord) -> RoundRecord:
+        score = result.get(metric)
+        if score is None or math.isfinite(score):
             return result
         return {**result, metric: -WORST if mode == "max" else WORST}
 
     class FiniteScores(scheduler):  # type: ignore[misc, valid-type]
         def on_trial_result(self, controller: Any, trial: Trial, result: RoundRecord) -> str:
-            return super().on_trial_result(controller, trial, shown(result))
+            return super().on_trial_result(controller, trial, comparable(result))
 
         def on_trial_complete(self, controller: Any, trial: Trial, result: RoundRecord) -> None:
-            super().on_trial_complete(controller, trial, shown(result))
+            super().on_trial_complete(controller, trial, comparable(result))
 
     return FiniteScores(metric=metric, mode=mode, **settings)

@@ -39,7 +39,7 @@ BROKEN = [
     ("Branches", "its step `train` works for one client, but not for several at once .* or set engine.mode to loop"),
     ("WrongEvaluation", "`evaluate` returns None; return two Aggregates"),
     ("SendsHalf", "`round` sends bfloat16, which messages do not carry; send float32"),
-    ("Draws", "its step `train`, or the loss, draws random numbers that no seed determines; yield its Exchange with"),
+    ("Draws", "its step `train`, or the loss, draws random numbers that no seed determines, or sets a seed"),
     ("DrawsElsewhere", "its step `train`, or the loss, draws from NumPy or Python's random, which no seed determines"),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]

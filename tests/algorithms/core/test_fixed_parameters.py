@@ -63,7 +63,7 @@ def test_shared_parameters_and_layers_are_set_everywhere_and_restored_after_an_e
 def test_a_trial_under_vmap_leaves_shared_layers_as_they_were():
     module = Shared()
     own = dict(module.named_parameters())
-    assert vmap_objection(module, None, (4,), False) is None
+    assert vmap_objection(module, None, torch.randn(8, 4)) is None
     assert all(p is own[name] for name, p in module.named_parameters())
 
 
