@@ -129,7 +129,7 @@ def test_labels_in_csv_files_are_of_one_type_in_all_files(tmp_path):
 
     assert read(["10", "9", " 9"], ["9"]) == ("classes", ("9", "10"), [1, 0, 0], [0])
     assert read(["01", "1", "10"], ["1"]) == ("classes", ("01", "1", "10"), [0, 1, 2], [1])
-    assert read(["1", "2"], ["other"]) == ("classes", ("1", "2", "other"), [0, 1], [2])
+    assert read(["1", "other"], ["a"]) == ("classes", ("1", "a", "other"), [0, 2], [1])
     assert read(["true", "false"], ["true"]) == ("classes", ("False", "True"), [1, 0], [1])
     assert read(["1", "2"], ["1e2", "-.5"]) == ("numbers", (), [1, 2], [100, -0.5])
     assert read(["1.0", "2.0"], ["1"]) == ("numbers", (), [1, 2], [1])
@@ -137,6 +137,26 @@ def test_labels_in_csv_files_are_of_one_type_in_all_files(tmp_path):
     path = write(tmp_path, "csv", table)
     data = loaded(tmp_path, name="csv", path=path, label=["a", "b"], test=path)
     assert (data.targets, data.y_train.tolist()) == ("labels", np.stack([Y > 0, Y > 1], 1).astype(int).tolist())
+
+
+@pytest.mark.parametrize(
+    ("labels", "types"),
+    [
+        ((["0", "1"], ["cat", "dog"]), ("numbers", "text")),
+        ((["0.5", "1e3"], ["high", "1"]), ("numbers", "text")),
+        ((["true", "false"], ["1", "0"]), ("truth values such as true", "numbers")),
+        ((["TRUE"], ["maybe"]), ("truth values such as TRUE", "text")),
+        ((["True"], ["false"]), ("truth values such as True", "truth values such as true")),
+    ],
+)
+def test_labels_of_several_types_in_csv_files_are_refused(tmp_path, labels, types):
+    (tmp_path / "parts").mkdir()
+    for name, of_file in zip(("a.csv", "b.csv"), labels, strict=True):
+        csv_of(tmp_path / "parts", ["v", "y"], *([i, label] for i, label in enumerate(of_file * 10)), name=name)
+    assert refusal(tmp_path, name="csv", path="parts", label="y") == (
+        f"task.data.label: column 'y' has {types[0]} in {tmp_path}/parts/a.csv and {types[1]} in "
+        f"{tmp_path}/parts/b.csv; store one type in all files"
+    )
 
 
 def test_lists_are_labels_of_parquet_files(tmp_path, monkeypatch):
@@ -271,6 +291,14 @@ def test_all_files_have_the_same_columns_unless_features_are_named(tmp_path, kin
         "all files have"
     )
     assert loaded(tmp_path, **settings, features=["x0"]).sample_shape == (1,)
+
+
+def test_a_file_without_rows_changes_no_type_of_labels(tmp_path, kind):
+    (tmp_path / "parts").mkdir()
+    for name, rows in (("a", 0), ("b", 30)):
+        write(tmp_path / "parts", kind, TABLE[["x0", "number"]][:rows], name)
+    data = loaded(tmp_path, name=kind, path="parts", label="number", test="parts")
+    assert (data.targets, len(data.y_train)) == ("classes", 30)
 
 
 def test_labels_in_parquet_files_are_of_one_type_in_all_files(tmp_path):

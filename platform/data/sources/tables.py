@@ -171,12 +171,14 @@ def read_tables(
             file=sys.stderr,
         )
     outlines = {file.path: _outline(file, columns) for file in [*train, *test]}
-    labels = [
-        _of_one_type({path: outline.labels[number] for path, outline in outlines.items()})
-        for number in range(len(columns.label))
-    ]
-    for column, of_files in zip(columns.label, labels, strict=True):
-        _check_types(column, of_files)
+    labels = []
+    for number, column in enumerate(columns.label):
+        parts = {path: outline.labels[number] for path, outline in outlines.items() if len(outline.labels[number])}
+        # Fields of CSV files are compared before they are merged: together, numbers and text would be text.
+        _check_types(column, {path: _field_type(part) for path, part in parts.items() if not _is_parquet(path)})
+        parts = _of_one_type(parts)
+        _check_types(column, {path: LABEL_TYPES.get(y.dtype.kind, str(y.dtype)) for path, y in parts.items()})
+        labels.append(parts)
     clients = {path: outline.clients for path, outline in outlines.items() if outline.clients is not None}
     if client:
         clients = _of_one_type(clients, are_ids=True)
@@ -191,7 +193,10 @@ def read_tables(
         if files:
             rows = sum(outlines[file.path].rows for file in files)
             x, names = _features(files, rows, features, categories, columns)
-            y = [_joined([column[file.path] for file in files], "label", files[0].path) for column in labels]
+            y = [
+                _joined([parts[file.path] for file in files if file.path in parts], "label", files[0].path)
+                for parts in labels
+            ]
             owners = [clients[file.path] for file in files if file.path in clients]
             splits.append(
                 RawSplit(
@@ -299,11 +304,20 @@ def _of_one_type(parts: dict[Path, np.ndarray], are_ids: bool = False) -> dict[P
     return parts | dict(zip(fields, np.split(values[places], ends[:-1]), strict=True))
 
 
-def _check_types(column: str, labels: dict[Path, np.ndarray]) -> None:
+def _field_type(fields: np.ndarray) -> str:
+    """Type of the labels of one CSV file. Whole numbers in one file may be floats in another: both are numbers."""
+    values = set(fields)
+    for spelled in TRUTH_VALUES:
+        if values <= spelled:
+            return f"truth values such as {max(spelled)}"
+    return "numbers" if all(map(DECIMAL.fullmatch, values)) else "text"
+
+
+def _check_types(column: str, types: dict[Path, str]) -> None:
     """Raises UserError for labels of another type in another file: floats would make a regression of classes."""
-    types = {LABEL_TYPES.get(part.dtype.kind, str(part.dtype)): path for path, part in labels.items() if len(part)}
-    if len(types) > 1:
-        (one, first), (other, second), *_ = types.items()
+    files = {of_file: path for path, of_file in types.items()}
+    if len(files) > 1:
+        (one, first), (other, second), *_ = files.items()
         raise UserError(
             f"task.data.label: column {column!r} has {one} in {first} and {other} in {second}; store one type "
             "in all files"
