@@ -280,6 +280,39 @@ def test_a_folder_has_files_of_any_case_and_no_hidden_ones(tmp_path, kind):
     assert len(data.x_train) == 30
 
 
+def test_folders_in_a_folder_of_tables_are_not_read(tmp_path, kind):
+    folder = tmp_path / "parts" / f"out.{kind}"
+    folder.mkdir(parents=True)
+    write(folder, kind, TABLE[:20], "part-00000")
+    (folder / "_SUCCESS").touch()
+    settings = {"name": kind, "label": "number", "features": ["x0"], "test": f"parts/out.{kind}"}
+    assert refusal(tmp_path, path="parts", **settings) == (
+        f"task.data.path: there is no file {tmp_path}/parts, nor a folder with *.{kind}; give the path of the table, "
+        f"such as the folder out.{kind} in it, or --data-root"
+    )
+    write(tmp_path / "parts", kind, TABLE[:30], "a")
+    data = loaded(tmp_path, path="parts", **settings)
+    assert (len(data.x_train), len(data.x_test)) == (30, 20)
+
+
+def test_parts_of_parquet_without_an_ending_are_read(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for name, rows in (("part-00000", 10), ("part-00001", 20), ("_metadata", 40)):
+        TABLE[:rows].to_parquet(tmp_path / "parts" / name)
+    (tmp_path / "parts" / "_SUCCESS").touch()
+    settings = {"label": "number", "features": ["x0"], "test": "parts"}
+    assert len(loaded(tmp_path, name="parquet", path="parts", **settings).x_train) == 30
+    assert "nor a folder with *.csv; give" in refusal(tmp_path, name="csv", path="parts", **settings)
+
+
+def test_what_cannot_be_opened_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "clients" / "anna" / "old.csv").mkdir(parents=True)
+    assert refusal(tmp_path, name="client_folders", path="clients", label="number") == (
+        f"task.data: {tmp_path}/clients/anna/old.csv cannot be read (Is a directory); restore the file, or its "
+        "permissions"
+    )
+
+
 def test_all_files_have_the_same_columns_unless_features_are_named(tmp_path, kind):
     (tmp_path / "parts").mkdir()
     table = TABLE[["x0", "number"]]

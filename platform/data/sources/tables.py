@@ -124,13 +124,19 @@ class ParquetTable(_TableSource):
 def _listed(path: Path, ending: str, key: str) -> list[Path]:
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() == f".{ending}")
-    if not files:
+    entries = sorted(path.glob("[!.]*"))
+    files = [file for file in entries if file.is_file()]
+    named = [file for file in files if file.suffix.lower() == f".{ending}"]
+    if ending == "parquet" and not named:
+        # Hadoop writes `part-00000` next to `_SUCCESS` and `_metadata`, which are no parts.
+        named = [file for file in files if not file.name.startswith("_") and _is_parquet(file)]
+    if not named:
+        folders = [entry for entry in entries if entry.suffix.lower() == f".{ending}"]
         raise UserError(
             f"task.data.{key}: there is no file {path.absolute()}, nor a folder with *.{ending}; give the path of the "
-            "table, or --data-root"
+            "table" + (f", such as the folder {folders[0].name} in it" if folders else "") + ", or --data-root"
         )
-    return files
+    return named
 
 
 def read_tables(
