@@ -217,7 +217,11 @@ def test_an_index_is_no_feature_unless_it_is_named(tmp_path, capsys):
         (["1,000,52,well"], "(line 4 has 4 fields, and the header has 3; a field that contains ',' needs quotation"),
         (["1,well"], "(line 4 has 2 fields, and the header has 3;"),
         (['"a', 'b",2,3', "", "1,2,3,4"], "(line 7 has 4 fields, and the header has 3;"),
-        ([",,,"], "(line 4 has 4 fields, and the header has 3;"),
+        ([",,,"], "(line 4 has 4 fields, and the header has 3; remove the ',' at its end); write it again"),
+        (["1,2,ill,,"], "(line 4 has 5 fields, and the header has 3; remove the ',' at its end); write it again"),
+        (["1,2,ill,,3"], "(line 4 has 5 fields, and the header has 3; a field that contains ',' needs quotation"),
+        (["", "5,6,ill", ",,", ",,"], "(line 6 has only empty fields; remove it); write it again"),
+        ([" ,,\t"], "(line 4 has only empty fields; remove it); write it again"),
     ],
 )
 def test_a_row_with_other_fields_than_the_header_is_refused(tmp_path, rows, sentence):

@@ -472,7 +472,10 @@ def _check_names(header: list[str]) -> None:
 
 
 def _check_rows(path: Path, separator: str) -> None:
-    """Raises ValueError for a row with another number of fields than the header: pandas would move or drop fields."""
+    """Raises ValueError for a row of empty fields, or with another number of fields than the header.
+
+    pandas would move or drop fields.
+    """
     from pyarrow import input_stream
 
     # `input_stream` also reads compressed files.
@@ -481,11 +484,20 @@ def _check_rows(path: Path, separator: str) -> None:
         header = next(filter(None, reader), [])
         _check_names(header)
         for row in reader:
-            is_empty = len(row) < 2 and not "".join(row).strip()
-            if len(row) != len(header) and not is_empty:
+            is_blank = not any(map(str.strip, row))
+            if is_blank and len(row) < 2:
+                continue
+            if is_blank and len(row) == len(header):
+                raise ValueError(f"line {reader.line_num} has only empty fields; remove it")
+            if len(row) != len(header):
+                surplus = row[len(header) :]
+                fix = (
+                    f"a field that contains {separator!r} needs quotation marks"
+                    if any(surplus) or not surplus
+                    else f"remove the {separator!r} at its end"
+                )
                 raise ValueError(
-                    f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}; a field that "
-                    f"contains {separator!r} needs quotation marks"
+                    f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}; {fix}"
                 )
 
 
