@@ -1,5 +1,6 @@
 """Public samples without labels, which the server and all clients share: for distillation."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
     Raises UserError if the samples do not fit.
     """
     numbers = _numbers(dataset, other)
-    if (other.sample_shape, other.x_train.dtype) != (dataset.sample_shape, dataset.x_train.dtype):
+    shape = other.sample_shape if numbers is None or dataset.is_tokens else numbers.shape
+    if (shape, other.x_train.dtype) != (dataset.sample_shape, dataset.x_train.dtype):
         shapes = [" x ".join(map(str, one.sample_shape)) + f" ({one.x_train.dtype})" for one in (other, dataset)]
         raise UserError(
             f"task.public.data: samples of {other.name} are {shapes[0]}, but samples of {dataset.name} are "
@@ -30,7 +32,7 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
     rows = np.sort(np.random.default_rng([0, 59]).permutation(available)[:samples])
     x = other.x_train[rows]
     if numbers is not None:
-        x = numbers.astype(x.dtype)[x] if dataset.is_tokens else x[:, numbers]
+        x = numbers.astype(x.dtype)[x] if dataset.is_tokens else np.where(numbers < 0, x.dtype.type(0), x[:, numbers])
     owners, splits = dataset.train_clients, dataset.splits
     return replace(
         dataset,
@@ -47,19 +49,40 @@ def with_public(dataset: Dataset, other: Dataset, samples: int | None) -> Datase
 def _numbers(dataset: Dataset, other: Dataset) -> np.ndarray | None:
     """Number of each token of `other` in `dataset`, or of each feature of `dataset` in `other`; None: without names.
 
-    Raises UserError for a name that one of them does not have.
+    -1: a category of the task that no sample of `other` has. Raises UserError for other names that one of them does not
+    have, and for a name that is ambiguous.
     """
     own, others, is_tokens = dataset.input_names, other.input_names, dataset.is_tokens
     if not own or not others or is_tokens != other.is_tokens:
         return None
-    if absent := sorted(set(others) - set(own) if is_tokens else set(others) ^ set(own)):
-        kind = "tokens" if is_tokens else "features"
+    kind = "tokens" if is_tokens else "features"
+    for one in (dataset, other):
+        if twice := [name for name, count in Counter(one.input_names).items() if count > 1]:
+            raise UserError(
+                f"task.public.data: {one.name} has two {kind} named {twice[0]!r}, which cannot be matched; rename one"
+            )
+    absent = set(others) - set(own)
+    if not is_tokens:
+        rest = set(own) - set(others)
+        columns = {name.partition("=")[0] for name in rest if "=" in name}
+        categories = tuple(f"{column}=" for column in columns if _is_one_hot(column, dataset, other))
+        absent |= {name for name in rest if not name.startswith(categories)}
+    if absent:
         raise UserError(
-            f"task.public.data: only one of {dataset.name} and {other.name} has the {kind} {', '.join(absent[:30])}; "
-            f"give both the same {kind}, or hold samples back with `samples` alone"
+            f"task.public.data: only one of {dataset.name} and {other.name} has the {kind} "
+            f"{', '.join(sorted(absent)[:30])}; give both the same {kind}, or hold samples back with `samples` alone"
         )
     places = {name: number for number, name in enumerate(own if is_tokens else others)}
-    return np.array([places[name] for name in (others if is_tokens else own)])
+    return np.array([places[name] if is_tokens else places.get(name, -1) for name in (others if is_tokens else own)])
+
+
+def _is_one_hot(column: str, *data: Dataset) -> bool:
+    """Whether features `column=value` are its categories. Not by their names: `t=0` and `t=1` may be two columns."""
+    for one in data:
+        x = one.x_train[:, [place for place, name in enumerate(one.input_names) if name.startswith(f"{column}=")]]
+        if not ((np.count_nonzero(x, axis=1) == 1) & (x.sum(1) == 1)).all():
+            return False
+    return True
 
 
 def hold_back(dataset: Dataset, samples: int | None, seed: int, draw: Callable[[Dataset], Partition]) -> Partition:

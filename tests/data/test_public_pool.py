@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers import blobs, dataset, run_inline, small_task
 from own_formats import loaded
@@ -146,6 +147,42 @@ def test_features_of_another_table_are_matched_by_name(tmp_path):
         with_public(own, narrow, None)
     # Samples without names are matched by position.
     assert np.array_equal(with_public(own, replace(other, input_names=()), None).x_train[-8:], other.x_train)
+
+
+def csv_file(folder, name, text, **settings):
+    (folder / name).write_text(text)
+    return loaded(folder, name="csv", path=name, label="ill", test=name, **settings)
+
+
+def test_a_category_that_no_public_sample_has_is_0(tmp_path):
+    own = csv_file(tmp_path, "own.csv", "age,sex,ill\n1,f,0\n2,m,1\n3,x,0\n", one_hot=["sex"])
+    other = csv_file(tmp_path, "other.csv", "sex,age,ill\nx,7,0\nf,8,1\n", one_hot=["sex"])
+    both = with_public(own, other, None)
+    assert own.input_names == ("age", "sex=f", "sex=m", "sex=x")
+    assert both.x_train[-2:].tolist() == [[7, 0, 0, 1], [8, 1, 0, 0]]
+    assert both.x_train.dtype == np.float32
+    with pytest.raises(UserError, match=r"only one of other\.csv and own\.csv has the features sex=m; give"):
+        with_public(other, own, None)
+    # Neither a column that is missing, nor columns of numbers whose names contain "=".
+    for text, names in (
+        ("age,ill\n7,0\n8,1\n", "sex=f, sex=m, sex=x"),
+        ("sex=f,age,ill\n7,7,0\n8,8,1\n", "sex=m, sex=x"),
+    ):
+        with pytest.raises(UserError, match=rf"only one of own\.csv and a\.csv has the features {names}; give both"):
+            with_public(own, csv_file(tmp_path, "a.csv", text), None)
+
+
+def test_features_with_one_name_are_not_matched(tmp_path):
+    own = csv_file(tmp_path, "own.csv", "a[0],a[1],ill\n1,2,0\n3,4,1\n")
+    table = pd.DataFrame({"a": [[1.0, 2.0], [3.0, 4.0]], "a[0]": [5.0, 6.0], "ill": [0, 1]})
+    table.to_parquet(tmp_path / "other.parquet")
+    other = loaded(tmp_path, name="parquet", path="other.parquet", label="ill", test="other.parquet")
+    for one, public in ((own, other), (other, own)):
+        with pytest.raises(
+            UserError,
+            match=r"data: other\.parquet has two features named 'a\[0\]', which cannot be matched; rename one",
+        ):
+            with_public(one, public, None)
 
 
 def test_letters_of_another_text_are_matched(tmp_path):

@@ -129,7 +129,7 @@ def test_labels_in_csv_files_are_of_one_type_in_all_files(tmp_path):
 
     assert read(["10", "9", " 9"], ["9"]) == ("classes", ("9", "10"), [1, 0, 0], [0])
     assert read(["01", "1", "10"], ["1"]) == ("classes", ("01", "1", "10"), [0, 1, 2], [1])
-    assert read(["1", "2"], ["other"]) == ("classes", ("1", "2", "other"), [0, 1], [2])
+    assert read(["1", "other"], ["a"]) == ("classes", ("1", "a", "other"), [0, 2], [1])
     assert read(["true", "false"], ["true"]) == ("classes", ("False", "True"), [1, 0], [1])
     assert read(["1", "2"], ["1e2", "-.5"]) == ("numbers", (), [1, 2], [100, -0.5])
     assert read(["1.0", "2.0"], ["1"]) == ("numbers", (), [1, 2], [1])
@@ -137,6 +137,26 @@ def test_labels_in_csv_files_are_of_one_type_in_all_files(tmp_path):
     path = write(tmp_path, "csv", table)
     data = loaded(tmp_path, name="csv", path=path, label=["a", "b"], test=path)
     assert (data.targets, data.y_train.tolist()) == ("labels", np.stack([Y > 0, Y > 1], 1).astype(int).tolist())
+
+
+@pytest.mark.parametrize(
+    ("labels", "types"),
+    [
+        ((["0", "1"], ["cat", "dog"]), ("numbers", "text")),
+        ((["0.5", "1e3"], ["high", "1"]), ("numbers", "text")),
+        ((["true", "false"], ["1", "0"]), ("truth values such as true", "numbers")),
+        ((["TRUE"], ["maybe"]), ("truth values such as TRUE", "text")),
+        ((["True"], ["false"]), ("truth values such as True", "truth values such as true")),
+    ],
+)
+def test_labels_of_several_types_in_csv_files_are_refused(tmp_path, labels, types):
+    (tmp_path / "parts").mkdir()
+    for name, of_file in zip(("a.csv", "b.csv"), labels, strict=True):
+        csv_of(tmp_path / "parts", ["v", "y"], *([i, label] for i, label in enumerate(of_file * 10)), name=name)
+    assert refusal(tmp_path, name="csv", path="parts", label="y") == (
+        f"task.data.label: column 'y' has {types[0]} in {tmp_path}/parts/a.csv and {types[1]} in "
+        f"{tmp_path}/parts/b.csv; store one type in all files"
+    )
 
 
 def test_lists_are_labels_of_parquet_files(tmp_path, monkeypatch):
@@ -197,7 +217,11 @@ def test_an_index_is_no_feature_unless_it_is_named(tmp_path, capsys):
         (["1,000,52,well"], "(line 4 has 4 fields, and the header has 3; a field that contains ',' needs quotation"),
         (["1,well"], "(line 4 has 2 fields, and the header has 3;"),
         (['"a', 'b",2,3', "", "1,2,3,4"], "(line 7 has 4 fields, and the header has 3;"),
-        ([",,,"], "(line 4 has 4 fields, and the header has 3;"),
+        ([",,,"], "(line 4 has 4 fields, and the header has 3; remove the ',' at its end); write it again"),
+        (["1,2,ill,,"], "(line 4 has 5 fields, and the header has 3; remove the ',' at its end); write it again"),
+        (["1,2,ill,,3"], "(line 4 has 5 fields, and the header has 3; a field that contains ',' needs quotation"),
+        (["", "5,6,ill", ",,", ",,"], "(line 6 has only empty fields; remove it); write it again"),
+        ([" ,,\t"], "(line 4 has only empty fields; remove it); write it again"),
     ],
 )
 def test_a_row_with_other_fields_than_the_header_is_refused(tmp_path, rows, sentence):
@@ -260,6 +284,39 @@ def test_a_folder_has_files_of_any_case_and_no_hidden_ones(tmp_path, kind):
     assert len(data.x_train) == 30
 
 
+def test_folders_in_a_folder_of_tables_are_not_read(tmp_path, kind):
+    folder = tmp_path / "parts" / f"out.{kind}"
+    folder.mkdir(parents=True)
+    write(folder, kind, TABLE[:20], "part-00000")
+    (folder / "_SUCCESS").touch()
+    settings = {"name": kind, "label": "number", "features": ["x0"], "test": f"parts/out.{kind}"}
+    assert refusal(tmp_path, path="parts", **settings) == (
+        f"task.data.path: there is no file {tmp_path}/parts, nor a folder with *.{kind}; give the path of the table, "
+        f"such as the folder out.{kind} in it, or --data-root"
+    )
+    write(tmp_path / "parts", kind, TABLE[:30], "a")
+    data = loaded(tmp_path, path="parts", **settings)
+    assert (len(data.x_train), len(data.x_test)) == (30, 20)
+
+
+def test_parts_of_parquet_without_an_ending_are_read(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for name, rows in (("part-00000", 10), ("part-00001", 20), ("_metadata", 40)):
+        TABLE[:rows].to_parquet(tmp_path / "parts" / name)
+    (tmp_path / "parts" / "_SUCCESS").touch()
+    settings = {"label": "number", "features": ["x0"], "test": "parts"}
+    assert len(loaded(tmp_path, name="parquet", path="parts", **settings).x_train) == 30
+    assert "nor a folder with *.csv; give" in refusal(tmp_path, name="csv", path="parts", **settings)
+
+
+def test_what_cannot_be_opened_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "clients" / "anna" / "old.csv").mkdir(parents=True)
+    assert refusal(tmp_path, name="client_folders", path="clients", label="number") == (
+        f"task.data: {tmp_path}/clients/anna/old.csv cannot be read (Is a directory); restore the file, or its "
+        "permissions"
+    )
+
+
 def test_all_files_have_the_same_columns_unless_features_are_named(tmp_path, kind):
     (tmp_path / "parts").mkdir()
     table = TABLE[["x0", "number"]]
@@ -271,6 +328,14 @@ def test_all_files_have_the_same_columns_unless_features_are_named(tmp_path, kin
         "all files have"
     )
     assert loaded(tmp_path, **settings, features=["x0"]).sample_shape == (1,)
+
+
+def test_a_file_without_rows_changes_no_type_of_labels(tmp_path, kind):
+    (tmp_path / "parts").mkdir()
+    for name, rows in (("a", 0), ("b", 30)):
+        write(tmp_path / "parts", kind, TABLE[["x0", "number"]][:rows], name)
+    data = loaded(tmp_path, name=kind, path="parts", label="number", test="parts")
+    assert (data.targets, len(data.y_train)) == ("classes", 30)
 
 
 def test_labels_in_parquet_files_are_of_one_type_in_all_files(tmp_path):

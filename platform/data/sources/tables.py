@@ -124,13 +124,19 @@ class ParquetTable(_TableSource):
 def _listed(path: Path, ending: str, key: str) -> list[Path]:
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() == f".{ending}")
-    if not files:
+    entries = sorted(path.glob("[!.]*"))
+    files = [file for file in entries if file.is_file()]
+    named = [file for file in files if file.suffix.lower() == f".{ending}"]
+    if ending == "parquet" and not named:
+        # Hadoop writes `part-00000` next to `_SUCCESS` and `_metadata`, which are no parts.
+        named = [file for file in files if not file.name.startswith("_") and _is_parquet(file)]
+    if not named:
+        folders = [entry for entry in entries if entry.suffix.lower() == f".{ending}"]
         raise UserError(
             f"task.data.{key}: there is no file {path.absolute()}, nor a folder with *.{ending}; give the path of the "
-            "table, or --data-root"
+            "table" + (f", such as the folder {folders[0].name} in it" if folders else "") + ", or --data-root"
         )
-    return files
+    return named
 
 
 def read_tables(
@@ -171,12 +177,14 @@ def read_tables(
             file=sys.stderr,
         )
     outlines = {file.path: _outline(file, columns) for file in [*train, *test]}
-    labels = [
-        _of_one_type({path: outline.labels[number] for path, outline in outlines.items()})
-        for number in range(len(columns.label))
-    ]
-    for column, of_files in zip(columns.label, labels, strict=True):
-        _check_types(column, of_files)
+    labels = []
+    for number, column in enumerate(columns.label):
+        parts = {path: outline.labels[number] for path, outline in outlines.items() if len(outline.labels[number])}
+        # Fields of CSV files are compared before they are merged: together, numbers and text would be text.
+        _check_types(column, {path: _field_type(part) for path, part in parts.items() if not _is_parquet(path)})
+        parts = _of_one_type(parts)
+        _check_types(column, {path: LABEL_TYPES.get(y.dtype.kind, str(y.dtype)) for path, y in parts.items()})
+        labels.append(parts)
     clients = {path: outline.clients for path, outline in outlines.items() if outline.clients is not None}
     if client:
         clients = _of_one_type(clients, are_ids=True)
@@ -191,7 +199,10 @@ def read_tables(
         if files:
             rows = sum(outlines[file.path].rows for file in files)
             x, names = _features(files, rows, features, categories, columns)
-            y = [_joined([column[file.path] for file in files], "label", files[0].path) for column in labels]
+            y = [
+                _joined([parts[file.path] for file in files if file.path in parts], "label", files[0].path)
+                for parts in labels
+            ]
             owners = [clients[file.path] for file in files if file.path in clients]
             splits.append(
                 RawSplit(
@@ -299,11 +310,20 @@ def _of_one_type(parts: dict[Path, np.ndarray], are_ids: bool = False) -> dict[P
     return parts | dict(zip(fields, np.split(values[places], ends[:-1]), strict=True))
 
 
-def _check_types(column: str, labels: dict[Path, np.ndarray]) -> None:
+def _field_type(fields: np.ndarray) -> str:
+    """Type of the labels of one CSV file. Whole numbers in one file may be floats in another: both are numbers."""
+    values = set(fields)
+    for spelled in TRUTH_VALUES:
+        if values <= spelled:
+            return f"truth values such as {max(spelled)}"
+    return "numbers" if all(map(DECIMAL.fullmatch, values)) else "text"
+
+
+def _check_types(column: str, types: dict[Path, str]) -> None:
     """Raises UserError for labels of another type in another file: floats would make a regression of classes."""
-    types = {LABEL_TYPES.get(part.dtype.kind, str(part.dtype)): path for path, part in labels.items() if len(part)}
-    if len(types) > 1:
-        (one, first), (other, second), *_ = types.items()
+    files = {of_file: path for path, of_file in types.items()}
+    if len(files) > 1:
+        (one, first), (other, second), *_ = files.items()
         raise UserError(
             f"task.data.label: column {column!r} has {one} in {first} and {other} in {second}; store one type "
             "in all files"
@@ -452,7 +472,10 @@ def _check_names(header: list[str]) -> None:
 
 
 def _check_rows(path: Path, separator: str) -> None:
-    """Raises ValueError for a row with another number of fields than the header: pandas would move or drop fields."""
+    """Raises ValueError for a row of empty fields, or with another number of fields than the header.
+
+    pandas would move or drop fields.
+    """
     from pyarrow import input_stream
 
     # `input_stream` also reads compressed files.
@@ -461,11 +484,20 @@ def _check_rows(path: Path, separator: str) -> None:
         header = next(filter(None, reader), [])
         _check_names(header)
         for row in reader:
-            is_empty = len(row) < 2 and not "".join(row).strip()
-            if len(row) != len(header) and not is_empty:
+            is_blank = not any(map(str.strip, row))
+            if is_blank and len(row) < 2:
+                continue
+            if is_blank and len(row) == len(header):
+                raise ValueError(f"line {reader.line_num} has only empty fields; remove it")
+            if len(row) != len(header):
+                surplus = row[len(header) :]
+                fix = (
+                    f"a field that contains {separator!r} needs quotation marks"
+                    if any(surplus) or not surplus
+                    else f"remove the {separator!r} at its end"
+                )
                 raise ValueError(
-                    f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}; a field that "
-                    f"contains {separator!r} needs quotation marks"
+                    f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}; {fix}"
                 )
 
 
