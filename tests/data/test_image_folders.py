@@ -136,6 +136,21 @@ def test_parts_by_the_names_of_their_folders(tmp_path, train, test, zipped):
     assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("logo", ["logo.png", "data/logo.png", "data/inner/logo.png"])
+@pytest.mark.parametrize("parts", [("train/", "test/"), ("",)], ids=["divided", "undivided"])
+def test_a_stray_image_next_to_the_folders_is_left_out(tmp_path, logo, parts):
+    names = [f"data/inner/{part}{label}/{i}.png" for part in parts for label in ("bus", "car") for i in range(5)]
+    laid_out(tmp_path / "x", [*names, logo])
+    data = folder_of(tmp_path)
+    assert data.class_names == ("bus", "car")
+    assert (len(data.x_train), len(data.x_test)) == ((10, 10) if parts[0] else (8, 2))
+
+
+def test_a_class_without_deeper_folders_is_no_stray_image(tmp_path):
+    laid_out(tmp_path / "x", [f"{folder}/{i}.png" for folder in ("cat/2021", "dog") for i in range(5)])
+    assert folder_of(tmp_path).class_names == ("cat", "dog")
+
+
 def test_parts_below_a_class_are_refused(tmp_path):
     laid_out(tmp_path / "x", [f"{label}/{part}/0.png" for label in "ab" for part in ("train", "test")])
     with pytest.raises(UserError, match=r"a/test/0\.png under .* has its class above train/ or test/; sort the images"):

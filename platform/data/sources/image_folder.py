@@ -135,7 +135,8 @@ def _placed(path: Path, may_be_wrapped: bool) -> dict[PurePosixPath, tuple[str, 
     """
     names = [name for name, _ in members(path)]
     start = _wrappers(names) if may_be_wrapped else 0
-    below = {name: name.parts[start:-1] for name in names}
+    # An image next to the top folders, such as a logo, has no class.
+    below = {name: name.parts[start:-1] for name in names if len(name.parts) > start + 1}
     divided = any(len(folders) > 1 and _part(folders[0]) in ("train", "val") for folders in below.values())
     groups: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in ("train", "val", "test", "")}
     for name, (top, *rest) in below.items():
@@ -162,9 +163,16 @@ def _part(folder: str) -> str:
 
 
 def _wrappers(names: list[PurePosixPath]) -> int:
-    """Number of nested folders that contain all others, as a zip often has one."""
-    levels = [set(level) for level in zip(*(name.parts[:-2] for name in names), strict=False)]
-    return next((i for i, level in enumerate(levels) if len(level) > 1 or any(map(_part, level))), len(levels))
+    """Number of nested folders that contain all others, as a zip often has one.
+
+    An image that is less deep than a level has no folder in it, and does not count there.
+    """
+    levels: list[set[str]] = [set() for _ in range(max((len(name.parts) - 1 for name in names), default=1))]
+    for name in names:
+        for level, folder in zip(levels, name.parts[:-1], strict=False):
+            level.add(folder)
+    ends = (i for i, level in enumerate(levels) if len(level) > 1 or any(map(_part, level)))
+    return next(ends, len(levels) - 1)
 
 
 def _classes(below: dict[PurePosixPath, tuple[str, ...]], known: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
