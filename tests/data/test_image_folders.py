@@ -85,9 +85,10 @@ def test_classes_that_a_file_names_are_read_anew_when_it_changes(tmp_path):
         ([], [2, 3]),
         (["test/ILSVRC2012_test_1.JPEG"], [2, 3]),
         (["test/images/1.JPEG"], [2, 3]),
+        (["test/Images/1.JPEG"], [2, 3]),
         (["test/a/1.JPEG", "test/b/2.JPEG"], [4, 5]),
     ],
-    ids=["no test", "a test without classes", "one in images", "a test with classes"],
+    ids=["no test", "a test without classes", "one in images", "one in Images", "a test with classes"],
 )
 def test_val_is_the_test_set_where_no_other_has_classes(tmp_path, others, test):
     laid_out(tmp_path / "imagenet", ["train/a/1.JPEG", "train/b/2.JPEG", "val/a/1.JPEG", "val/b/2.JPEG", *others])
@@ -133,6 +134,23 @@ def test_parts_by_the_names_of_their_folders(tmp_path, train, test, zipped):
     data = folder_of(tmp_path, "x.zip" if zipped else "x")
     assert data.class_names == ("a", "b")
     assert data.x_train[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train/images", "test/images"),
+        ("train/Images", "test/Images"),
+        ("train", "test/IMAGES"),
+        ("train/images", "val"),
+    ],
+)
+def test_classes_below_a_folder_of_all_images(tmp_path, train, test):
+    laid_out(tmp_path / "x", [f"{part}/{label}/{i}.png" for part in (train, test) for label in "ab" for i in "01"])
+    data = folder_of(tmp_path)
+    assert data.class_names == ("a", "b")
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 0, 1, 1], [0, 0, 1, 1])
     assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
 
 

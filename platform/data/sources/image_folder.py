@@ -176,12 +176,12 @@ def _wrappers(names: list[PurePosixPath]) -> int:
 
 
 def _classes(below: dict[PurePosixPath, tuple[str, ...]], known: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
-    """Class of each image: the top folder, unless it is named images and contains all of them.
+    """Class of each image: its top folder, below a folder that is named images and contains all others.
 
     below: folders of each image, below train/ or test/. known: classes from annotation files.
     """
-    has_classes = any(folders and folders[0] != "images" for folders in below.values())
-    labels = {name: known.get(name) or "".join(folders[:1] * has_classes) for name, folders in below.items()}
+    start = int({folders[0].lower() for folders in below.values() if folders} == {"images"})
+    labels = {name: known.get(name) or "".join(folders[start : start + 1]) for name, folders in below.items()}
     return {name: label for name, label in labels.items() if label}
 
 
