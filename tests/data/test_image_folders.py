@@ -137,6 +137,35 @@ def test_parts_by_the_names_of_their_folders(tmp_path, train, test, zipped):
     assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
 
 
+def test_val_is_the_test_set_where_test_has_other_classes_than_train(tmp_path):
+    """As VisDA comes: the images of test/ are in folders without a meaning."""
+    names = [f"{part}/{label}/{i}.png" for part in ("train", "validation") for label in ("bus", "car") for i in "01"]
+    laid_out(tmp_path / "x", [*names, "test/trunk00/0.png", "test/trunk01/1.png"])
+    data = folder_of(tmp_path)
+    assert data.class_names == ("bus", "car")
+    assert data.y_test.tolist() == [0, 0, 1, 1]
+    assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("train", "others", "unknown"),
+    [
+        ("train/", ["test/bus/0.png", "test/cars/0.png"], "cars"),
+        ("", ["test/cars/0.png", "test/buses/0.png"], "buses, cars"),
+        ("train/", ["test/cars/0.png", "val/vans/0.png"], "cars"),
+        ("train/", ["test/cars/0.png", "val/car/0.png", "val/vans/0.png"], "vans"),
+        ("train/", ["val/cars/0.png", "val/car/0.png"], "cars"),
+        ("train/", [f"test/{label}/0.png" for label in "abcdef"], "a, b, c, d, e, ..."),
+    ],
+)
+def test_classes_of_test_images_alone_are_refused(tmp_path, train, others, unknown):
+    laid_out(tmp_path / "x", [*(f"{train}{label}/{i}.png" for label in ("bus", "car") for i in "01"), *others])
+    assert refusal(tmp_path) == (
+        f"task.data.path: test images under {tmp_path}/x have classes that no training image has ({unknown}); "
+        "remove their folders, or give training and test images the same classes"
+    )
+
+
 @pytest.mark.parametrize(
     ("train", "test"),
     [

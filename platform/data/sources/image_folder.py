@@ -43,8 +43,8 @@ Member = tuple[PurePosixPath, Callable[[], bytes]]
 class ImageFolder(Source):
     """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or a zip file.
 
-    Images may be in any depth below CLASS. If test/ is missing or its images have no class, val/ is used for testing:
-    for ImageNet, sorted into val/CLASS/*, and for Tiny-ImageNet, as unpacked.
+    Images may be in any depth below CLASS. If test/ is missing or its images have no class of the training images, val/
+    is used for testing: for ImageNet, sorted into val/CLASS/*, and for Tiny-ImageNet, as unpacked.
     """
 
     path: str = Field(
@@ -71,7 +71,7 @@ class ImageFolder(Source):
     def load(self, root: Path) -> Dataset:
         """Reads all images as RGB, or as greyscale if all of them are grey."""
         path = root / self.path
-        images = read_images(path, self.size, may_be_wrapped=True)
+        images = read_images(path, self.size, is_whole=True)
         if not images["train"]:
             raise UserError(
                 f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
@@ -106,12 +106,13 @@ def image_files(path: Path) -> list[Path]:
     return [path / name for name, _ in members(path, lambda name: name.name == ANNOTATIONS or _is_image(name))]
 
 
-def read_images(path: Path, size: int | None, may_be_wrapped: bool = False) -> dict[str, list[tuple[str, np.ndarray]]]:
+def read_images(path: Path, size: int | None, is_whole: bool = False) -> dict[str, list[tuple[str, np.ndarray]]]:
     """Class and RGB pixels of each image for training ("train") and for testing ("test").
 
-    may_be_wrapped: a folder that contains all others is not a class. Raises UserError.
+    is_whole: whether these are all images of a data set: a folder that contains all others is not a class, and test
+    images have classes of the training images. Raises UserError.
     """
-    placed = _placed(path, may_be_wrapped)
+    placed = _placed(path, is_whole)
     images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
     first = None
     for name, read in members(path):
@@ -128,13 +129,14 @@ def read_images(path: Path, size: int | None, may_be_wrapped: bool = False) -> d
     return images
 
 
-def _placed(path: Path, may_be_wrapped: bool) -> dict[PurePosixPath, tuple[str, str]]:
+def _placed(path: Path, is_whole: bool) -> dict[PurePosixPath, tuple[str, str]]:
     """Part (train or test) and class of each image, without images that have no class or are not used.
 
-    If test/ is empty or its images have no class, val/ is used for testing.
+    If test/ is empty or its images have no class that is known from training, val/ is used for testing. is_whole: as in
+    `read_images`. Raises UserError.
     """
     names = [name for name, _ in members(path)]
-    start = _wrappers(names) if may_be_wrapped else 0
+    start = _wrappers(names) if is_whole else 0
     # An image next to the top folders, such as a logo, has no class.
     below = {name: name.parts[start:-1] for name in names if len(name.parts) > start + 1}
     divided = any(len(folders) > 1 and _part(folders[0]) in ("train", "val") for folders in below.values())
@@ -154,12 +156,26 @@ def _placed(path: Path, may_be_wrapped: bool) -> dict[PurePosixPath, tuple[str, 
             f"task.data.path: {next(iter(groups['val']))} under {path} has no class; sort val/ into val/CLASS/*, keep "
             f"its {ANNOTATIONS}, or remove it"
         )
-    selection = {"train": classes["train"] or classes[""], "test": classes["test"] or classes["val"]}
+    train, test = classes["train"] or classes[""], classes["test"] or classes["val"]
+    if is_whole and train:
+        known = set(train.values())
+        if known.isdisjoint(test.values()) and not known.isdisjoint(classes["val"].values()):
+            test = classes["val"]
+        if unknown := set(test.values()) - known:
+            raise UserError(
+                f"task.data.path: test images under {path} have classes that no training image has "
+                f"({_listing(unknown)}); remove their folders, or give training and test images the same classes"
+            )
+    selection = {"train": train, "test": test}
     return {name: (part, label) for part, labels in selection.items() for name, label in labels.items()}
 
 
 def _part(folder: str) -> str:
     return _PARTS.get(folder.lower(), "")
+
+
+def _listing(folders: set[str]) -> str:
+    return ", ".join(sorted(folders)[:5]) + (", ..." if len(folders) > 5 else "")
 
 
 def _wrappers(names: list[PurePosixPath]) -> int:
