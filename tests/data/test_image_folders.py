@@ -198,6 +198,45 @@ def test_a_class_without_deeper_folders_is_no_stray_image(tmp_path):
     assert folder_of(tmp_path).class_names == ("cat", "dog")
 
 
+@pytest.mark.parametrize(
+    ("tops", "classes", "fix"),
+    [
+        (("training_set", "test_set"), ("cats", "dogs"), ""),
+        (("training_set", "test"), ("cats", "dogs"), ""),
+        (("Train_Data", "Test_Data"), ("0", "1"), ""),
+        (("train_x/images", "test_x/images"), ("cats", "dogs"), ""),
+        (("seg_train/seg_train", "seg_test/seg_test", "seg_pred/seg_pred"), ("forest", "sea"), ""),
+        (("photo", "sketch", "cartoon"), ("cat", "dog"), "give `path: {}/cartoon`, or "),
+        (("PACS/photo", "PACS/sketch"), ("cat", "dog"), "give `path: {}/PACS/photo`, or "),
+    ],
+)
+def test_folders_above_the_classes_are_no_classes(tmp_path, tops, classes, fix):
+    names = [f"{top}/{label}/{i}.png" for top in tops if "pred" not in top for label in classes for i in "01"]
+    laid_out(tmp_path / "x", [*names, *(f"{top}/2.png" for top in tops if "pred" in top)])
+    place = f"{tmp_path}/x/PACS" if "PACS" in tops[0] else f"{tmp_path}/x"
+    assert refusal(tmp_path) == (
+        f"task.data.path: several folders at the top of {place} have the same folders ({', '.join(classes)}); "
+        f"{fix.format(tmp_path / 'x')}rename the folders to train/ and test/, directly above the classes"
+    )
+
+
+def test_folders_above_the_classes_in_a_zip_and_of_a_client(tmp_path):
+    laid_out(tmp_path / "y", [f"{top}/{label}/0.png" for top in ("photo", "sketch") for label in ("cat", "dog")])
+    shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path / "y")
+    assert "; unpack the file and give one of them as `path`, or rename the folders" in refusal(tmp_path, name="x.zip")
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "y").rename(tmp_path / "clients" / "anna")
+    with pytest.raises(UserError, match=r"anna have the same folders \(cat, dog\); rename the folders to train/"):
+        load_dataset(ClientFolders(path="clients"), tmp_path)
+
+
+@pytest.mark.parametrize("below", ["photos", "2021", "2021-11-28/front", "images/01"])
+def test_classes_may_be_above_equal_folders(tmp_path, below):
+    laid_out(tmp_path / "x", [f"{label}/{below}/{i}.png" for label in ("cat", "dog") for i in range(5)])
+    laid_out(tmp_path / "x", [f"cat/2022/{i}.png" for i in range(5)] if below[0] == "2" else [])
+    assert folder_of(tmp_path).class_names == ("cat", "dog")
+
+
 def test_parts_below_a_class_are_refused(tmp_path):
     laid_out(tmp_path / "x", [f"{label}/{part}/0.png" for label in "ab" for part in ("train", "test")])
     with pytest.raises(UserError, match=r"a/test/0\.png under .* has its class above train/ or test/; sort the images"):

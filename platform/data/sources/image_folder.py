@@ -1,6 +1,8 @@
 """Images sorted by class, in a folder or in a zip file of a folder."""
 
 import io
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -149,6 +151,8 @@ def _placed(path: Path, is_whole: bool) -> dict[PurePosixPath, tuple[str, str]]:
                 "train/CLASS/* and test/CLASS/*, or rename the folder"
             )
         groups[part][name] = (*rest,) if part else (top, *rest)
+    if not divided:
+        _check_top_folders(path, start, below, is_whole)
     annotations = _annotated(path)
     classes = {part: _classes(folders, annotations) for part, folders in groups.items()}
     if groups["val"] and not classes["test"] and not classes["val"]:
@@ -189,6 +193,49 @@ def _wrappers(names: list[PurePosixPath]) -> int:
             level.add(folder)
     ends = (i for i, level in enumerate(levels) if len(level) > 1 or any(map(_part, level)))
     return next(ends, len(levels) - 1)
+
+
+def _check_top_folders(path: Path, start: int, below: dict[PurePosixPath, tuple[str, ...]], is_whole: bool) -> None:
+    """Raises UserError if the classes seem to be below the top folders, which are then domains or parts.
+
+    start: number of folders around the top folders. below: folders of each image, from its top folder.
+    """
+    deeper: dict[str, set[tuple[str, ...]]] = {}
+    for top, *rest in below.values():
+        deeper.setdefault(top, set()).add((*rest,))
+    words = {_part(word) for top in deeper for word in re.split("[^a-z]+", top.lower())}
+    has_parts = "train" in words and len(words - {""}) > 1
+    inner = {top: {name for name in _inner(rest) if has_parts or _has_letter(name)} for top, rest in deeper.items()}
+    counts = Counter(name for names in inner.values() for name in names)
+    same = {name for name, count in counts.items() if count > 1}
+    # Folders of a single name, such as CLASS/images, are not the classes.
+    if not same or (len(counts) < 2 and not has_parts):
+        return
+    top = next(top for top, names in inner.items() if names & same)
+    place = path.joinpath(*next(iter(below)).parts[:start])
+    rename = "rename the folders to train/ and test/, directly above the classes"
+    alone = f"give `path: {place / top}`" if path.is_dir() else "unpack the file and give one of them as `path`"
+    raise UserError(
+        f"task.data.path: several folders at the top of {place} have the same folders ({_listing(same)}); "
+        + (rename if has_parts or not is_whole else f"{alone}, or {rename}")
+    )
+
+
+def _inner(below: set[tuple[str, ...]]) -> set[str]:
+    """Folders at the first level that has several or one without letters, such as a date; otherwise at the last level.
+
+    below: folders of each image.
+    """
+    level: set[str] = set()
+    for i in range(max(map(len, below))):
+        level = {folders[i] for folders in below if len(folders) > i}
+        if len(level) > 1 or not any(map(_has_letter, level)):
+            break
+    return level
+
+
+def _has_letter(name: str) -> bool:
+    return any(map(str.isalpha, name))
 
 
 def _classes(below: dict[PurePosixPath, tuple[str, ...]], known: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
