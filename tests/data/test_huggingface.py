@@ -102,6 +102,20 @@ def test_splits_by_the_names_of_files(tmp_path, train, test, validation):
     assert (len(data.x_train), len(data.x_test)) == (60, 9)
 
 
+@pytest.mark.parametrize("folder", ["x[1]", "x[ab]*", "[x]?"])
+def test_paths_are_no_patterns(tmp_path, folder):
+    for name, count in (("train", 60), ("test[0]", 9)):
+        (tmp_path / folder / "deep").mkdir(parents=True, exist_ok=True)
+        rows(count).to_parquet(tmp_path / folder / "deep" / f"{name}.parquet")
+    # A folder that matches the first pattern.
+    (tmp_path / "x1").mkdir()
+    rows(5).to_parquet(tmp_path / "x1" / "train.parquet")
+    data = read(tmp_path, folder, features="height", test=None)
+    assert len(data.x_train) + len(data.x_test) == 60
+    alone = read(tmp_path, f"{folder}/deep/test[0].parquet", features="height")
+    assert len(alone.x_train) + len(alone.x_test) == 9
+
+
 def labelled(codes, names):
     features = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=names)}
     columns = {"x": np.arange(len(codes)), "label": codes}

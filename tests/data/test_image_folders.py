@@ -85,9 +85,10 @@ def test_classes_that_a_file_names_are_read_anew_when_it_changes(tmp_path):
         ([], [2, 3]),
         (["test/ILSVRC2012_test_1.JPEG"], [2, 3]),
         (["test/images/1.JPEG"], [2, 3]),
+        (["test/Images/1.JPEG"], [2, 3]),
         (["test/a/1.JPEG", "test/b/2.JPEG"], [4, 5]),
     ],
-    ids=["no test", "a test without classes", "one in images", "a test with classes"],
+    ids=["no test", "a test without classes", "one in images", "one in Images", "a test with classes"],
 )
 def test_val_is_the_test_set_where_no_other_has_classes(tmp_path, others, test):
     laid_out(tmp_path / "imagenet", ["train/a/1.JPEG", "train/b/2.JPEG", "val/a/1.JPEG", "val/b/2.JPEG", *others])
@@ -134,6 +135,106 @@ def test_parts_by_the_names_of_their_folders(tmp_path, train, test, zipped):
     assert data.class_names == ("a", "b")
     assert data.x_train[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
     assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
+
+
+def test_val_is_the_test_set_where_test_has_other_classes_than_train(tmp_path):
+    """As VisDA comes: the images of test/ are in folders without a meaning."""
+    names = [f"{part}/{label}/{i}.png" for part in ("train", "validation") for label in ("bus", "car") for i in "01"]
+    laid_out(tmp_path / "x", [*names, "test/trunk00/0.png", "test/trunk01/1.png"])
+    data = folder_of(tmp_path)
+    assert data.class_names == ("bus", "car")
+    assert data.y_test.tolist() == [0, 0, 1, 1]
+    assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("train", "others", "unknown"),
+    [
+        ("train/", ["test/bus/0.png", "test/cars/0.png"], "cars"),
+        ("", ["test/cars/0.png", "test/buses/0.png"], "buses, cars"),
+        ("train/", ["test/cars/0.png", "val/vans/0.png"], "cars"),
+        ("train/", ["test/cars/0.png", "val/car/0.png", "val/vans/0.png"], "vans"),
+        ("train/", ["val/cars/0.png", "val/car/0.png"], "cars"),
+        ("train/", [f"test/{label}/0.png" for label in "abcdef"], "a, b, c, d, e, ..."),
+    ],
+)
+def test_classes_of_test_images_alone_are_refused(tmp_path, train, others, unknown):
+    laid_out(tmp_path / "x", [*(f"{train}{label}/{i}.png" for label in ("bus", "car") for i in "01"), *others])
+    assert refusal(tmp_path) == (
+        f"task.data.path: test images under {tmp_path}/x have classes that no training image has ({unknown}); "
+        "remove their folders, or give training and test images the same classes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train/images", "test/images"),
+        ("train/Images", "test/Images"),
+        ("train", "test/IMAGES"),
+        ("train/images", "val"),
+    ],
+)
+def test_classes_below_a_folder_of_all_images(tmp_path, train, test):
+    laid_out(tmp_path / "x", [f"{part}/{label}/{i}.png" for part in (train, test) for label in "ab" for i in "01"])
+    data = folder_of(tmp_path)
+    assert data.class_names == ("a", "b")
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 0, 1, 1], [0, 0, 1, 1])
+    assert data.x_test[:, 0, 0, 0].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("logo", ["logo.png", "data/logo.png", "data/inner/logo.png"])
+@pytest.mark.parametrize("parts", [("train/", "test/"), ("",)], ids=["divided", "undivided"])
+def test_a_stray_image_next_to_the_folders_is_left_out(tmp_path, logo, parts):
+    names = [f"data/inner/{part}{label}/{i}.png" for part in parts for label in ("bus", "car") for i in range(5)]
+    laid_out(tmp_path / "x", [*names, logo])
+    data = folder_of(tmp_path)
+    assert data.class_names == ("bus", "car")
+    assert (len(data.x_train), len(data.x_test)) == ((10, 10) if parts[0] else (8, 2))
+
+
+def test_a_class_without_deeper_folders_is_no_stray_image(tmp_path):
+    laid_out(tmp_path / "x", [f"{folder}/{i}.png" for folder in ("cat/2021", "dog") for i in range(5)])
+    assert folder_of(tmp_path).class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("tops", "classes", "fix"),
+    [
+        (("training_set", "test_set"), ("cats", "dogs"), ""),
+        (("training_set", "test"), ("cats", "dogs"), ""),
+        (("Train_Data", "Test_Data"), ("0", "1"), ""),
+        (("train_x/images", "test_x/images"), ("cats", "dogs"), ""),
+        (("seg_train/seg_train", "seg_test/seg_test", "seg_pred/seg_pred"), ("forest", "sea"), ""),
+        (("photo", "sketch", "cartoon"), ("cat", "dog"), "give `path: {}/cartoon`, or "),
+        (("PACS/photo", "PACS/sketch"), ("cat", "dog"), "give `path: {}/PACS/photo`, or "),
+    ],
+)
+def test_folders_above_the_classes_are_no_classes(tmp_path, tops, classes, fix):
+    names = [f"{top}/{label}/{i}.png" for top in tops if "pred" not in top for label in classes for i in "01"]
+    laid_out(tmp_path / "x", [*names, *(f"{top}/2.png" for top in tops if "pred" in top)])
+    place = f"{tmp_path}/x/PACS" if "PACS" in tops[0] else f"{tmp_path}/x"
+    assert refusal(tmp_path) == (
+        f"task.data.path: several folders at the top of {place} have the same folders ({', '.join(classes)}); "
+        f"{fix.format(tmp_path / 'x')}rename the folders to train/ and test/, directly above the classes"
+    )
+
+
+def test_folders_above_the_classes_in_a_zip_and_of_a_client(tmp_path):
+    laid_out(tmp_path / "y", [f"{top}/{label}/0.png" for top in ("photo", "sketch") for label in ("cat", "dog")])
+    shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path / "y")
+    assert "; unpack the file and give one of them as `path`, or rename the folders" in refusal(tmp_path, name="x.zip")
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "y").rename(tmp_path / "clients" / "anna")
+    with pytest.raises(UserError, match=r"anna have the same folders \(cat, dog\); rename the folders to train/"):
+        load_dataset(ClientFolders(path="clients"), tmp_path)
+
+
+@pytest.mark.parametrize("below", ["photos", "2021", "2021-11-28/front", "images/01"])
+def test_classes_may_be_above_equal_folders(tmp_path, below):
+    laid_out(tmp_path / "x", [f"{label}/{below}/{i}.png" for label in ("cat", "dog") for i in range(5)])
+    laid_out(tmp_path / "x", [f"cat/2022/{i}.png" for i in range(5)] if below[0] == "2" else [])
+    assert folder_of(tmp_path).class_names == ("cat", "dog")
 
 
 def test_parts_below_a_class_are_refused(tmp_path):

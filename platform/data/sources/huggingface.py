@@ -1,5 +1,6 @@
 """Data sets of the package `datasets`: from the Hub, a folder written by `save_to_disk`, or Parquet files."""
 
+import glob
 import shutil
 import tempfile
 from pathlib import Path
@@ -239,14 +240,17 @@ def _column(split: "datasets.Dataset", column: str) -> np.ndarray:
 
 
 def _parquet_files(path: Path) -> Any:
-    """Parquet files by split, as `datasets.load_dataset` assigns the files of a folder. Raises UserError."""
+    """Parquet files by split, as `datasets.load_dataset` assigns the files of a folder.
+
+    The package reads paths as glob patterns, so they are escaped. Raises UserError.
+    """
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     if path.is_file():
-        return str(path)
-    patterns = get_data_patterns(str(path.absolute()))
-    files = DataFilesDict.from_patterns(patterns, str(path.absolute()), allowed_extensions=[".parquet"])
-    splits = {split: sorted(set(names)) for split, names in files.items() if names}
+        return glob.escape(str(path))
+    folder = glob.escape(str(path.absolute()))
+    files = DataFilesDict.from_patterns(get_data_patterns(folder), folder, allowed_extensions=[".parquet"])
+    splits = {split: sorted(map(glob.escape, set(names))) for split, names in files.items() if names}
     if not splits:
         raise UserError(
             f"task.data.path: {path.absolute()} has neither Parquet files nor the files of save_to_disk; give one of "

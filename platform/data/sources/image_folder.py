@@ -1,6 +1,8 @@
 """Images sorted by class, in a folder or in a zip file of a folder."""
 
 import io
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -43,8 +45,8 @@ Member = tuple[PurePosixPath, Callable[[], bytes]]
 class ImageFolder(Source):
     """Your own images: CLASS/*.png, or train/CLASS/* and test/CLASS/* (or val/CLASS/*), in a folder or a zip file.
 
-    Images may be in any depth below CLASS. If test/ is missing or its images have no class, val/ is used for testing:
-    for ImageNet, sorted into val/CLASS/*, and for Tiny-ImageNet, as unpacked.
+    Images may be in any depth below CLASS. If test/ is missing or its images have no class of the training images, val/
+    is used for testing: for ImageNet, sorted into val/CLASS/*, and for Tiny-ImageNet, as unpacked.
     """
 
     path: str = Field(
@@ -71,7 +73,7 @@ class ImageFolder(Source):
     def load(self, root: Path) -> Dataset:
         """Reads all images as RGB, or as greyscale if all of them are grey."""
         path = root / self.path
-        images = read_images(path, self.size, may_be_wrapped=True)
+        images = read_images(path, self.size, is_whole=True)
         if not images["train"]:
             raise UserError(
                 f"task.data.path: no images under {path}; expected CLASS/*.png or train/CLASS/* and test/CLASS/*"
@@ -106,12 +108,13 @@ def image_files(path: Path) -> list[Path]:
     return [path / name for name, _ in members(path, lambda name: name.name == ANNOTATIONS or _is_image(name))]
 
 
-def read_images(path: Path, size: int | None, may_be_wrapped: bool = False) -> dict[str, list[tuple[str, np.ndarray]]]:
+def read_images(path: Path, size: int | None, is_whole: bool = False) -> dict[str, list[tuple[str, np.ndarray]]]:
     """Class and RGB pixels of each image for training ("train") and for testing ("test").
 
-    may_be_wrapped: a folder that contains all others is not a class. Raises UserError.
+    is_whole: whether these are all images of a data set: a folder that contains all others is not a class, and test
+    images have classes of the training images. Raises UserError.
     """
-    placed = _placed(path, may_be_wrapped)
+    placed = _placed(path, is_whole)
     images: dict[str, list[tuple[str, np.ndarray]]] = {"train": [], "test": []}
     first = None
     for name, read in members(path):
@@ -128,14 +131,16 @@ def read_images(path: Path, size: int | None, may_be_wrapped: bool = False) -> d
     return images
 
 
-def _placed(path: Path, may_be_wrapped: bool) -> dict[PurePosixPath, tuple[str, str]]:
+def _placed(path: Path, is_whole: bool) -> dict[PurePosixPath, tuple[str, str]]:
     """Part (train or test) and class of each image, without images that have no class or are not used.
 
-    If test/ is empty or its images have no class, val/ is used for testing.
+    If test/ is empty or its images have no class that is known from training, val/ is used for testing. is_whole: as in
+    `read_images`. Raises UserError.
     """
     names = [name for name, _ in members(path)]
-    start = _wrappers(names) if may_be_wrapped else 0
-    below = {name: name.parts[start:-1] for name in names}
+    start = _wrappers(names) if is_whole else 0
+    # An image next to the top folders, such as a logo, has no class.
+    below = {name: name.parts[start:-1] for name in names if len(name.parts) > start + 1}
     divided = any(len(folders) > 1 and _part(folders[0]) in ("train", "val") for folders in below.values())
     groups: dict[str, dict[PurePosixPath, tuple[str, ...]]] = {part: {} for part in ("train", "val", "test", "")}
     for name, (top, *rest) in below.items():
@@ -146,6 +151,8 @@ def _placed(path: Path, may_be_wrapped: bool) -> dict[PurePosixPath, tuple[str, 
                 "train/CLASS/* and test/CLASS/*, or rename the folder"
             )
         groups[part][name] = (*rest,) if part else (top, *rest)
+    if not divided:
+        _check_top_folders(path, start, below, is_whole)
     annotations = _annotated(path)
     classes = {part: _classes(folders, annotations) for part, folders in groups.items()}
     if groups["val"] and not classes["test"] and not classes["val"]:
@@ -153,7 +160,17 @@ def _placed(path: Path, may_be_wrapped: bool) -> dict[PurePosixPath, tuple[str, 
             f"task.data.path: {next(iter(groups['val']))} under {path} has no class; sort val/ into val/CLASS/*, keep "
             f"its {ANNOTATIONS}, or remove it"
         )
-    selection = {"train": classes["train"] or classes[""], "test": classes["test"] or classes["val"]}
+    train, test = classes["train"] or classes[""], classes["test"] or classes["val"]
+    if is_whole and train:
+        known = set(train.values())
+        if known.isdisjoint(test.values()) and not known.isdisjoint(classes["val"].values()):
+            test = classes["val"]
+        if unknown := set(test.values()) - known:
+            raise UserError(
+                f"task.data.path: test images under {path} have classes that no training image has "
+                f"({_listing(unknown)}); remove their folders, or give training and test images the same classes"
+            )
+    selection = {"train": train, "test": test}
     return {name: (part, label) for part, labels in selection.items() for name, label in labels.items()}
 
 
@@ -161,19 +178,73 @@ def _part(folder: str) -> str:
     return _PARTS.get(folder.lower(), "")
 
 
+def _listing(folders: set[str]) -> str:
+    return ", ".join(sorted(folders)[:5]) + (", ..." if len(folders) > 5 else "")
+
+
 def _wrappers(names: list[PurePosixPath]) -> int:
-    """Number of nested folders that contain all others, as a zip often has one."""
-    levels = [set(level) for level in zip(*(name.parts[:-2] for name in names), strict=False)]
-    return next((i for i, level in enumerate(levels) if len(level) > 1 or any(map(_part, level))), len(levels))
+    """Number of nested folders that contain all others, as a zip often has one.
+
+    An image that is less deep than a level has no folder in it, and does not count there.
+    """
+    levels: list[set[str]] = [set() for _ in range(max((len(name.parts) - 1 for name in names), default=1))]
+    for name in names:
+        for level, folder in zip(levels, name.parts[:-1], strict=False):
+            level.add(folder)
+    ends = (i for i, level in enumerate(levels) if len(level) > 1 or any(map(_part, level)))
+    return next(ends, len(levels) - 1)
+
+
+def _check_top_folders(path: Path, start: int, below: dict[PurePosixPath, tuple[str, ...]], is_whole: bool) -> None:
+    """Raises UserError if the classes seem to be below the top folders, which are then domains or parts.
+
+    start: number of folders around the top folders. below: folders of each image, from its top folder.
+    """
+    deeper: dict[str, set[tuple[str, ...]]] = {}
+    for top, *rest in below.values():
+        deeper.setdefault(top, set()).add((*rest,))
+    words = {_part(word) for top in deeper for word in re.split("[^a-z]+", top.lower())}
+    has_parts = "train" in words and len(words - {""}) > 1
+    inner = {top: {name for name in _inner(rest) if has_parts or _has_letter(name)} for top, rest in deeper.items()}
+    counts = Counter(name for names in inner.values() for name in names)
+    same = {name for name, count in counts.items() if count > 1}
+    # Folders of a single name, such as CLASS/images, are not the classes.
+    if not same or (len(counts) < 2 and not has_parts):
+        return
+    top = next(top for top, names in inner.items() if names & same)
+    place = path.joinpath(*next(iter(below)).parts[:start])
+    rename = "rename the folders to train/ and test/, directly above the classes"
+    alone = f"give `path: {place / top}`" if path.is_dir() else "unpack the file and give one of them as `path`"
+    raise UserError(
+        f"task.data.path: several folders at the top of {place} have the same folders ({_listing(same)}); "
+        + (rename if has_parts or not is_whole else f"{alone}, or {rename}")
+    )
+
+
+def _inner(below: set[tuple[str, ...]]) -> set[str]:
+    """Folders at the first level that has several or one without letters, such as a date; otherwise at the last level.
+
+    below: folders of each image.
+    """
+    level: set[str] = set()
+    for i in range(max(map(len, below))):
+        level = {folders[i] for folders in below if len(folders) > i}
+        if len(level) > 1 or not any(map(_has_letter, level)):
+            break
+    return level
+
+
+def _has_letter(name: str) -> bool:
+    return any(map(str.isalpha, name))
 
 
 def _classes(below: dict[PurePosixPath, tuple[str, ...]], known: dict[PurePosixPath, str]) -> dict[PurePosixPath, str]:
-    """Class of each image: the top folder, unless it is named images and contains all of them.
+    """Class of each image: its top folder, below a folder that is named images and contains all others.
 
     below: folders of each image, below train/ or test/. known: classes from annotation files.
     """
-    has_classes = any(folders and folders[0] != "images" for folders in below.values())
-    labels = {name: known.get(name) or "".join(folders[:1] * has_classes) for name, folders in below.items()}
+    start = int({folders[0].lower() for folders in below.values() if folders} == {"images"})
+    labels = {name: known.get(name) or "".join(folders[start : start + 1]) for name, folders in below.items()}
     return {name: label for name, label in labels.items() if label}
 
 
