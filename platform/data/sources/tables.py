@@ -180,7 +180,7 @@ def read_tables(
     labels = []
     for number, column in enumerate(columns.label):
         parts = {path: outline.labels[number] for path, outline in outlines.items() if len(outline.labels[number])}
-        # Fields of CSV files are compared before they are merged: together, numbers and text would be text.
+        # Fields of CSV files are compared before they are merged: together, truth values and others would be text.
         _check_types(column, {path: _field_type(part) for path, part in parts.items() if not _is_parquet(path)})
         parts = _of_one_type(parts)
         _check_types(column, {path: LABEL_TYPES.get(y.dtype.kind, str(y.dtype)) for path, y in parts.items()})
@@ -311,12 +311,12 @@ def _of_one_type(parts: dict[Path, np.ndarray], are_ids: bool = False) -> dict[P
 
 
 def _field_type(fields: np.ndarray) -> str:
-    """Type of the labels of one CSV file. Whole numbers in one file may be floats in another: both are numbers."""
+    """Type of the labels of one CSV file. Numbers may be text next to those of another file, and whole ones floats."""
     values = set(fields)
     for spelled in TRUTH_VALUES:
         if values <= spelled:
             return f"truth values such as {max(spelled)}"
-    return "numbers" if all(map(DECIMAL.fullmatch, values)) else "text"
+    return "numbers or text"
 
 
 def _check_types(column: str, types: dict[Path, str]) -> None:
