@@ -92,14 +92,13 @@ class ClientActor:
         free_memory()
 
     @own_errors()
-    def call(self, message: bytes, broadcasts: Any, *blocks: np.ndarray) -> Any:
+    def call(self, method: str, arguments: bytes, broadcasts: Any, apart: bool, *blocks: np.ndarray) -> Any:
         """Call a method of the worker.
 
-        message: the method, its arguments, and whether sums are apart; as one, since Ray's time grows with the number
-        of arguments. blocks: those of the rows of all shards, one after the other. Returns the answer; after it, for
-        `run`, the new states of each shard and, if apart, its sum.
+        blocks: those of the rows of all shards, one after the other. Returns the answer; after it, for `run`, the new
+        states of each shard and, if `apart`, its sum.
         """
-        method, values, apart = unpack(message)
+        values = unpack(arguments)
         if broadcasts is None:
             return getattr(self.worker, method)(*values)
         shards, given = values[0], list(blocks)
@@ -178,7 +177,7 @@ class RayTransport:
         if method == "run":
             count = sum(shard.rows.objects for shard in own) + (len(shards) if self.several_nodes else 0)
         call = self.actors[worker].call.options(num_returns=1 + count)
-        result = call.remote(pack((method, arguments, self.several_nodes)), shared, *blocks)
+        result = call.remote(method, pack(arguments), shared, self.several_nodes, *blocks)
         answer, *objects = result if count else [result]
         self._calls[answer] = _Call(worker, answer, shards, objects)
 
@@ -186,9 +185,8 @@ class RayTransport:
         """See Transport. Raises UserError when no actor has found a place for too long."""
         ready, _ = ray.wait(list(self._calls), timeout=seconds)
         if ready:
+            ready, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
             self._is_waited_for = False
-            if len(self._calls) > 1:
-                ready, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
         elif self._is_waited_for and time.monotonic() > self._begun + PLACE_SECONDS:
             raise no_room(self.spec.resources, 1, node_resources())
         return [self._answer(self._calls.pop(answer)) for answer in ready]
