@@ -352,6 +352,11 @@ def test_clients_without_held_out_samples_are_left_out_of_the_means_over_clients
     assert unscored_warnings([record])[0].startswith(f"{6 - len(scored)} clients have no samples")
 
 
+def test_a_metric_that_some_clients_do_not_have_is_said():
+    (sentence,) = unscored_warnings([{"round": 1, "client_loss": 0.5, "unscored_clients_auroc": 2}])
+    assert sentence.startswith("2 clients have no auroc, which is undefined on their samples; client_auroc is a mean")
+
+
 def test_evaluation_on_schedule_and_after_the_last_round():
 
     run = run_inline(FedAvg, small_task(DATA), DATA, RAGGED, {}, rounds=5, evaluation=Evaluation(every=2))

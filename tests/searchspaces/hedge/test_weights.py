@@ -433,6 +433,13 @@ def test_experts_that_sleep_now_and_then_are_the_specialists_of_freund(rate):
     assert hedge.regret == pytest.approx(regrets.max(), abs=1e-10)
 
 
+def test_experts_whose_weights_underflow_keep_their_ratio_while_the_others_sleep():
+    hedge = Hedge(3)
+    hedge.update((0.0, 323.0, 323.2))
+    share = 10**-0.2
+    assert hedge.expected((0.0, 0.0, 1.0), (False, True, True)) == pytest.approx(share / (1 + share))
+
+
 def test_no_regret_arises_to_an_expert_that_sleeps_and_nobody_awake_changes_nothing():
     hedge = Hedge(2)
     hedge.update((0.5, 0.4))

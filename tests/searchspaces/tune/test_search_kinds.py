@@ -97,6 +97,13 @@ def test_every_kind_is_a_class_in_a_file_of_its_own_and_stands_in_the_table():
         assert kind.__name__ in [node.name for node in classes]
 
 
+@pytest.mark.parametrize(("metric", "losses"), [("train_loss", 100), ("validation_loss", 10)])
+def test_the_tuned_rate_counts_the_rounds_with_a_loss(tmp_path, metric, losses):
+    own = {"rate": "tuned", "metric": metric, "range": [0, 4], "space": {"algorithm.lr": [0.01, 0.1, 0.3, 1.0]}}
+    spec = plan(tmp_path, rounds=100, evaluation={"every": 10}, search={"kind": "hedge", **own})
+    assert spec.search._hedge(spec.experiment)(4).eta == pytest.approx(math.sqrt(8 * math.log(4) / losses))
+
+
 @pytest.mark.parametrize(
     ("kind", "scheduler", "limited"),
     [
