@@ -193,7 +193,7 @@ class Aggregate:
 
     @property
     def clients(self) -> float:
-        """Number of clients that the mean stands for; the actual number, unless that is private."""
+        """Number of clients that the mean stands for: that of their updates, unless it is private."""
         return self.updates if self.expected is None else self.expected
 
 

@@ -215,6 +215,11 @@ def _places(module: nn.Module) -> list[tuple[tuple[str, ...], dict[str, Any], st
     return known.places
 
 
+def tables_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Attributes of a module, its own parameters, and its own buffers, in the dictionaries that have them."""
+    return vars(module), module._parameters, module._buffers
+
+
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Attributes of a module other than parameters, buffers, submodules and the mode.
 

@@ -74,7 +74,7 @@ def build_model(
     if config.is_foreign:
         mode = find_train_mode(module, config.name, samples, expected, config.buffers, attributes)
         key = repr((config, classes, fingerprint([("", samples)]))), type(module)
-        known = _known()
+        known = _properties()
         if key not in known:
             reads_again = reads_parameters_again(module, config.name, mode, samples)
             objection = READS_AGAIN if reads_again else properties["no_vmap"]
@@ -181,6 +181,6 @@ def _built(config: CustomModel) -> nn.Module:
 
 
 @cache
-def _known() -> dict[tuple[str, type[nn.Module]], dict[str, Any]]:
+def _properties() -> dict[tuple[str, type[nn.Module]], dict[str, Any]]:
     """Properties of models by their sections, samples and classes: each is tried once per process."""
     return {}

@@ -10,10 +10,10 @@ from hedgerow.algorithms.core.client_data import channels_last, needs_default_fo
 from hedgerow.algorithms.core.keyed_random import seeded
 from hedgerow.algorithms.core.layer_context import LayerContext, TrainMode
 from hedgerow.algorithms.core.task import Params, Task, trainable
-from hedgerow.algorithms.core.torch_private import gradients, set_parameters
+from hedgerow.algorithms.core.torch_private import gradients, set_parameters, tables_of
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.own_code_errors import failure
-from hedgerow.platform.models.probe import TOLERANCE
+from hedgerow.platform.models.probe import TOLERANCE, close
 
 COMPARED = 4
 """Number of samples of the check: batch norm has a variance of them."""
@@ -29,7 +29,7 @@ def needs_plain_format(module: nn.Module, mode: TrainMode | None, samples: Tenso
     outputs = []
     for layout in (torch.clone, channels_last):
         try:
-            with _restored(module, mode), seeded(0):
+            with _without_trace(module, mode), seeded(0):
                 own = {name: layout(p.detach()) for name, p in w.items()}
                 state = torch.get_rng_state()
                 with torch.no_grad():
@@ -39,7 +39,7 @@ def needs_plain_format(module: nn.Module, mode: TrainMode | None, samples: Tenso
             return bool(outputs)
     default, other = outputs
     # Random numbers are drawn in the order of the memory.
-    return not is_random and not _close(other, default, TOLERANCE * _size(default))
+    return not is_random and not close(default, other)
 
 
 def reads_parameters_again(module: nn.Module, name: str, mode: TrainMode | None, samples: Tensor) -> bool:
@@ -56,7 +56,7 @@ def reads_parameters_again(module: nn.Module, name: str, mode: TrainMode | None,
             return {key: 1.05 * p.detach() + 0.02 * torch.randn_like(p) for key, p in before.items()}
 
     def plain() -> Params | None:
-        with _restored(module, mode), seeded(0):
+        with _without_trace(module, mode), seeded(0):
             if mode is not None:
                 module.train()
                 mode.reset(module)
@@ -79,10 +79,10 @@ def reads_parameters_again(module: nn.Module, name: str, mode: TrainMode | None,
         return slopes
 
     def own(is_set: bool = False, by: Params | None = None) -> Params:
-        with _restored(module, mode), seeded(0):
+        with _without_trace(module, mode), seeded(0):
             w = {key: p.requires_grad_() for key, p in others().items()}
             with set_parameters(module if mode is None else mode.module, w) if is_set else nullcontext():
-                return _trained(task, w, x, by)
+                return _results(task, w, x, by)
 
     expected = plain()
     if expected is None:
@@ -126,11 +126,12 @@ def _differences(expected: Params, found: Params) -> list[str]:
     return [
         key
         for key, one in expected.items()
-        if key not in found or not _close(found[key], one, TOLERANCE * _size(one) + ROUNDING * size)
+        if key not in found
+        or not torch.allclose(found[key], one, rtol=0, atol=TOLERANCE * _size(one) + ROUNDING * size, equal_nan=True)
     ]
 
 
-def _trained(task: Task, w: Params, x: Tensor, by: Params | None = None) -> Params:
+def _results(task: Task, w: Params, x: Tensor, by: Params | None = None) -> Params:
     """Results of `_slopes` by the parameters `w`, or others, computed outside the call of the model, as in a step."""
     mode = task.train_mode
     with nullcontext() if mode is None else LayerContext(mode, True, mode.initial(task.module)).entered():
@@ -149,20 +150,16 @@ def _size(t: Tensor) -> float:
     return float(t.nan_to_num().abs().max()) if t.numel() else 0.0
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True)
-
-
 @contextmanager
-def _restored(module: nn.Module, mode: TrainMode | None) -> Iterator[None]:
+def _without_trace(module: nn.Module, mode: TrainMode | None) -> Iterator[None]:
     """Context after which a module and its copy in training mode have their attributes and tensors of before."""
     parts = [*module.modules(), *(() if mode is None else mode.module.modules())]
-    tables = [dict(table.items()) for part in parts for table in (vars(part), part._parameters, part._buffers)]
+    tables = [dict(table.items()) for part in parts for table in tables_of(part)]
     tensors = [(t, t.detach().clone(), t.requires_grad) for t in (*module.parameters(), *module.buffers())]
     try:
         yield
     finally:
-        now = [table for part in parts for table in (vars(part), part._parameters, part._buffers)]
+        now = [table for part in parts for table in tables_of(part)]
         for table, before in zip(now, tables, strict=True):
             current = dict(table.items())
             for key in current.keys() - before.keys():

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from hedgerow.algorithms.core.keyed_random import other_generators, seeded
 from hedgerow.algorithms.core.layer_context import (
@@ -55,18 +56,29 @@ def materialize(module: nn.Module, name: str, samples: Tensor) -> None:
         module.train()
 
 
+class _Assignments(TorchFunctionMode):
+    """Notes assignments to a tensor, also to those of its entries that have some value if none has it."""
+
+    def __init__(self, tensor: Tensor):
+        super().__init__()
+        self.tensor, self.are_found = tensor, False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.are_found |= function is Tensor.__setitem__ and args[0] is self.tensor
+        return function(*args, **(kwargs or {}))
+
+
 def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> Tensor:
     """Output of a module; UserError if it fails, or changes the samples, which other models may also read."""
-    version = samples._version
+    before, assignments = samples.clone(), _Assignments(samples)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), assignments:
             output = module(samples)
     except Exception as error:
         raise UserError(
             f"task.model: {name} fails on {_described(samples)} ({failure(error)}); fix its forward"
         ) from error
-    # Also an assignment of the samples with some value, if none of these has it.
-    if samples._version != version:
+    if assignments.are_found or not torch.equal(samples, before):
         raise UserError(
             f"task.model: {name} changes its input in place, and other models may read the same samples; let its first "
             "layer return a new tensor, such as nn.ReLU(inplace=False)"
@@ -149,7 +161,7 @@ def find_train_mode(
         buffers, module = context.buffers, module.eval()
         evaluated = [check(samples), *_outputs(context, module, large, samples)]
         check(samples[:1])
-    differs = not all(_close(one, other) for one, other in zip(trained, evaluated, strict=False))
+    differs = not all(close(one, other) for one, other in zip(trained, evaluated, strict=False))
     if new := next((key for key, _ in module.named_parameters() if key not in w), None):
         raise UserError(
             f"task.model: {name} creates its parameter {new!r} in a call; create it in __init__, or use a lazy layer"
@@ -259,7 +271,7 @@ def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[s
     return {key for key, value in before.items() if not _equal(after[key], value)}
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def close(one: Tensor, other: Tensor) -> bool:
     """Whether outputs differ by rounding alone."""
     size = TOLERANCE * float(one.nan_to_num(0, 0, 0).abs().max()) if one.numel() else 0
     return torch.allclose(one, other, rtol=0, atol=size, equal_nan=True)

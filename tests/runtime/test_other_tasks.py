@@ -165,6 +165,8 @@ FILE = {
 }
 
 OWN = """
+import torch
+
 from hedgerow.algorithms.core.measures import metric
 
 
@@ -194,6 +196,10 @@ def two(outputs, targets):
 def relative(outputs, targets, mask):
     errors = (outputs - targets).abs()
     return errors / errors.detach().mean()
+
+
+def noisy(outputs, targets, mask):
+    return (outputs + torch.randn_like(outputs) - targets).abs()
 
 
 def branching(outputs, targets, mask):
@@ -249,6 +255,7 @@ def test_a_loss_and_metrics_of_ones_own_in_a_run_and_its_record(own):
         ({"loss": "own_scores.share"}, "task.loss: own_scores.share has no gradient"),
         ({"loss": "own_scores.relative"}, "task.loss: own_scores.relative depends on samples for which its argument "
          "`mask` is 0"),
+        ({"loss": "own_scores.noisy"}, "its step `train`, or the loss, draws random numbers that no seed determines"),
         ({"loss": "own_scores.branching"}, "task.loss: the loss works for one client, but not for several at once"),
         ({"metrics": [{"name": "own_scores.branching", "mode": "min"}]}, "task.metrics: branching works for one "
          "client, but not for several at once"),

@@ -136,7 +136,7 @@ class HuggingFace(Source):
                         f"(columns: {', '.join(split.column_names)})"
                     )
         if len(labels) == 1 and not hasattr(split.features[labels[0]], "feature"):
-            y = self._renumbered(_column(split, labels[0]), self._class_names(split), names)
+            y = self._by_names(_column(split, labels[0]), self._class_names(split), names)
         else:
             y = self._samples(split, labels)
         return RawSplit(self._samples(split, features), y, _column(split, client[0]) if client else None)
@@ -216,7 +216,7 @@ class HuggingFace(Source):
             f"`{key}`"
         )
 
-    def _renumbered(self, y: np.ndarray, own: list[str] | None, names: list[str] | None) -> np.ndarray:
+    def _by_names(self, y: np.ndarray, own: list[str] | None, names: list[str] | None) -> np.ndarray:
         """Labels, numbers of the classes `own`, as numbers of the classes `names`. Raises UserError."""
         if own is None or names is None or own == names:
             return y
