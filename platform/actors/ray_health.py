@@ -149,10 +149,7 @@ class RayHealth:
         if not self._node:
             return
         kill_node(self._node)
-        temporary = node_folder(self._node)
-        if temporary is None:
-            return
-        folder = temporary.parent
+        folder = node_folder(self._node).parent
         if folder.name.startswith(PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
 

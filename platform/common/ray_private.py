@@ -1,14 +1,12 @@
 """Private names of Ray that this package uses, all tested with Ray 2.60.0, and the check of Ray's version.
 
-Ray may rename or remove them in any release, so a version that was not tested is refused. Each function documents what
-it does without its name: it uses a fallback, or raises a UserError that names the tested version. Importing Ray takes a
-second, so each function imports it itself.
+Ray may rename or remove them in any release, so a version without them, or that was not tested, is refused. Importing
+Ray takes a second, so each function imports it itself.
 """
 
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,15 +27,6 @@ REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's environment variable that decides whether processes that Ray starts listen to other machines."""
 
 
-def _unsupported(name: str, error: Exception) -> UserError:
-    import ray
-
-    return UserError(
-        f"Ray {ray.__version__} does not have {name} ({error}), which Hedgerow needs and Ray {TRIED} has; install that "
-        "version"
-    )
-
-
 def check_version() -> None:
     """Raise UserError if the installed version of Ray is not one that this package supports."""
     import ray
@@ -56,14 +45,11 @@ def check_version() -> None:
 def without_node_dumps() -> Iterator[None]:
     """A `ray.init` in this context prints no messages about lost nodes, with dozens of lines of their logs.
 
-    Ray has no argument for this. Its thread that prints messages starts in `ray.init`. Fallback: they are printed.
+    Ray has no argument for this. Its thread that prints messages starts in `ray.init`.
     """
     from ray._private import worker as ray_worker
 
-    listen = getattr(ray_worker, "listen_error_messages", None)
-    if listen is None:
-        yield
-        return
+    listen = ray_worker.listen_error_messages
 
     def without_dumps(worker: Any, threads_stopped: Any) -> None:
         listen(_WithoutNodeDumps(worker), threads_stopped)
@@ -94,7 +80,7 @@ def job_settings() -> Any:
     """Settings of a job for `ray.init`: its processes find no modules in this process's working directory.
 
     Ray puts this folder, and that of the script, first on their import path, so that a module there takes the place of
-    an installed one. It has no argument for this. Fallback: they are there.
+    an installed one. It has no argument for this.
     """
     from ray.job_config import JobConfig
 
@@ -107,111 +93,84 @@ def job_settings() -> Any:
 
 
 def system_memory() -> int:
-    """Memory of this machine or container in bytes. Fallback: memory of the machine."""
-    try:
-        from ray._common.utils import get_system_memory
-    except ImportError:
-        import psutil
+    """Memory of this machine or container in bytes."""
+    from ray._common.utils import get_system_memory
 
-        return psutil.virtual_memory().total
     return get_system_memory()
 
 
 def default_temp_folder() -> str:
-    """Folder in which Ray creates its temporary folder. Fallback: the same rule, for Linux."""
-    try:
-        from ray._common.utils import get_default_system_temp_dir
-    except ImportError:
-        return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or tempfile.gettempdir()
+    """Folder in which Ray creates its temporary folder."""
+    from ray._common.utils import get_default_system_temp_dir
+
     return get_default_system_temp_dir()
 
 
 def reread_authentication() -> None:
-    """Make Ray in this process reread its authentication environment variables. Raises UserError if it is missing."""
-    try:
-        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+    """Make Ray in this process reread its authentication environment variables."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
-    except (ImportError, AttributeError) as error:
-        raise _unsupported("AuthenticationTokenLoader", error) from error
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def listens_by_default() -> bool:
-    """Whether Ray's processes listen to other machines by default (not on macOS and Windows). Fallback: True."""
+    """Whether Ray's processes listen to other machines by default (not on macOS and Windows)."""
     from ray._private import ray_constants
 
-    return getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    return ray_constants.ENABLE_RAY_CLUSTER
 
 
 def set_listening(reachable: bool) -> None:
     """Set whether processes that Ray starts listen to other machines, or only on the loopback interface.
 
-    Ray has no argument for this: the constant applies to this process, the variable to processes that it starts. Raises
-    UserError if the constant is missing, since processes would then listen to other machines.
+    Ray has no argument for this: the constant applies to this process, the variable to processes that it starts.
     """
     from ray._private import ray_constants
 
-    if not hasattr(ray_constants, "ENABLE_RAY_CLUSTER"):
-        raise _unsupported("ENABLE_RAY_CLUSTER", AttributeError("ray._private.ray_constants"))
     ray_constants.ENABLE_RAY_CLUSTER = reachable
     os.environ[REACHABLE] = str(int(reachable))
 
 
 def host_and_port(address: str) -> str:
-    """Address of a cluster as host:port, also for "auto". Fallback: the address unchanged. Raises ValueError."""
-    try:
-        from ray._private.services import canonicalize_bootstrap_address
-    except ImportError:
-        return address
+    """Address of a cluster as host:port, also for "auto". Raises ValueError."""
+    from ray._private.services import canonicalize_bootstrap_address
+
     return canonicalize_bootstrap_address(address) or address
 
 
 def actor_record(actor: Any) -> dict[str, Any]:
-    """Record of an actor: State, Pid, Address. Fallback: empty."""
+    """Record of an actor: State, Pid, Address."""
     import ray
 
-    try:
-        return ray._private.state.actors(actor._actor_id.hex())
-    except AttributeError:
-        return {}
+    return ray._private.state.actors(actor._actor_id.hex())
 
 
 def started_node() -> Any:
-    """Ray node that this process started; None if this process only connected to an existing cluster.
-
-    Fallback: None; this process then cannot kill a Ray that hangs.
-    """
+    """Ray node that this process started; None if this process only connected to an existing cluster."""
     import ray
 
-    try:
-        node = ray._private.worker.global_worker.node
-        return node if node is not None and node.is_head() else None
-    except AttributeError:
-        return None
+    node = ray._private.worker.global_worker.node
+    return node if node is not None and node.is_head() else None
 
 
 def node_processes(node: Any) -> list[Any]:
-    """Raylet and GCS processes of `started_node`. Fallback: empty; they are then watched by port."""
-    try:
-        return [node.all_processes[name][0].process for name in ("raylet", "gcs_server")]
-    except (AttributeError, KeyError, IndexError):
-        return []
+    """Raylet and GCS processes of `started_node`."""
+    return [node.all_processes[name][0].process for name in ("raylet", "gcs_server")]
 
 
 def kill_node(node: Any) -> None:
-    """Kill all processes of `started_node`. Fallback: no effect; they end when this process ends."""
-    if hasattr(node, "kill_all_processes"):
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
+    """Kill all processes of `started_node`."""
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
-def node_folder(node: Any) -> Path | None:
-    """Temporary folder of `started_node`. Fallback: None."""
-    return Path(node.get_temp_dir_path()) if hasattr(node, "get_temp_dir_path") else None
+def node_folder(node: Any) -> Path:
+    """Temporary folder of `started_node`."""
+    return Path(node.get_temp_dir_path())
 
 
 def quiet_job_client() -> None:
-    """Silence loggers that report every upload and connection of Ray's job client. Fallback: they stay verbose."""
+    """Silence loggers that report every upload and connection of Ray's job client."""
     for name in (
         "ray.dashboard.modules.dashboard_sdk",
         "ray.dashboard.modules.job.sdk",
@@ -221,22 +180,19 @@ def quiet_job_client() -> None:
 
 
 def continue_trial(controller: Any, trial: Any) -> None:
-    """Let a trial that a Ray Tune scheduler has held back train its next round. Raises UserError if the name is
-    missing.
+    """Let a trial that a Ray Tune scheduler has held back train its next round.
 
     Tune has no public method for this, and schedulers receive a wrapper that warns about this private one.
     """
-    try:
-        getattr(controller, "_tune_controller", controller)._schedule_trial_train(trial)
-    except AttributeError as error:
-        raise _unsupported("_schedule_trial_train", error) from error
+    getattr(controller, "_tune_controller", controller)._schedule_trial_train(trial)
 
 
 def forget_decisions(controller: Any) -> None:
     """Drop the decisions that a restored Ray Tune controller has kept for trials that were being saved.
 
     Tune would execute such a decision after the next save of the trial, instead of the scheduler's new one, and a trial
-    that waited would never continue. Fallback: they stay.
+    that waited would never continue.
     """
     for name in ("_cached_trial_decisions", "_queued_trial_decisions"):
+        # A simulated controller keeps none.
         getattr(getattr(controller, "_tune_controller", controller), name, {}).clear()
