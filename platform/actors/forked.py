@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -81,16 +82,26 @@ def prepare() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process == 0:
-        # Else the end of a pipe of this process would not be seen.
-        for opened in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-            if opened > 2 and opened != there.fileno():
-                # The folder's own descriptor is closed already.
-                with suppress(OSError):
-                    os.close(opened)
+        _leave_pipes(there.fileno())
         _run_child(lambda: _fork_workers(there))
     there.close()
     _forks = here
     atexit.register(_end, here, process)
+
+
+def _leave_pipes(kept: int) -> None:
+    """Close this process's ends of pipes and sockets, except one: whoever has the other end would not see its end.
+
+    Their numbers stay taken, since an object that has one would write into whatever is opened next. Files stay open: a
+    user's code may log to them.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for opened in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        # The folder's own descriptor is closed already.
+        with suppress(OSError):
+            mode = os.fstat(opened).st_mode
+            if opened > 2 and opened != kept and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+                os.dup2(nowhere, opened)
 
 
 def _end(forks: socket.socket, process: int) -> None:

@@ -224,3 +224,35 @@ def test_ends_of_earlier_workers_are_read_before_the_next_one_starts():
     """A process with many runs would otherwise not learn how a later worker has ended."""
     done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_a_log_that_the_program_has_opened_takes_the_lines_of_its_processes(tmp_path):
+    # Its number, were it free, would be that of the processes' own connection.
+    script = f"""
+import logging, os
+import hedgerow
+
+class Logged(hedgerow.FedAvg):
+    def train(self, hp, down, state, data):
+        logging.info("process %d", os.getpid())
+        return super().train(hp, down, state, data)
+
+logging.basicConfig(filename={str(tmp_path / "lines")!r}, level=logging.INFO)
+values = {{
+    "name": "logged", "rounds": 3, "clients_per_round": "all", "output": {str(tmp_path)!r},
+    "task": {{
+        "data": {{"name": "digits"}}, "model": {{"name": "logreg"}}, "partition": {{"kind": "iid", "clients": 4}}
+    }},
+    "algorithm": {{"lr": 0.1}}, "tracking": {{"enabled": False}}, "engine": {{"mode": "loop"}},
+    "resources": {{"executor": "processes", "actors": 2}},
+}}
+hedgerow.run(values, algorithm=Logged, show=False)
+print(os.getpid())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    steps = Counter(re.findall(r"process (\d+)$", (tmp_path / "lines").read_text(), re.MULTILINE))
+    # Those of the check before the run.
+    steps.pop(done.stdout.strip())
+    assert steps.total() == 3 * 4
+    assert len(steps) == 2
