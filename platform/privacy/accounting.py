@@ -18,6 +18,9 @@ Accountant = Literal["pld", "rdp"]
 Mechanism = tuple[float, float, int]
 """Noise multiplier z, sampling probability q, and number of rounds."""
 
+PRECISION = 5e-4
+"""Relative precision of a noise multiplier that is solved for."""
+
 EXACT = 4
 """Number of rounds up to which epsilon is computed for each round; it is rounded up to 3 significant bits beyond."""
 
@@ -73,24 +76,25 @@ class PrivacyAccount:
 @lru_cache(maxsize=64)
 def multiplier_for(target: float, probability: float, rounds: int, delta: float, accountant: Accountant) -> float:
     """Smallest noise multiplier, to three digits, whose epsilon at `delta` after all rounds is at most `target`."""
-    if accountant == "pld":
-        # RDP is quick and needs more noise.
-        high = multiplier_for(target, probability, rounds, delta, "rdp")
-        low = 0.8 * high
-    else:
-        high = 0.1
-        while epsilon(high, probability, rounds, delta, "rdp") > target:
-            high *= 2
-            if high > 1e6:
-                raise UserError(f"privacy.target_epsilon: no noise reaches {target:g} at this delta; raise it")
-        low = high / 2
-    while epsilon(low, probability, rounds, delta, accountant) <= target:
+    # Imported here, since most runs do not need it.
+    from scipy.optimize import brentq
+
+    def found(multiplier: float) -> float:
+        return epsilon(multiplier, probability, rounds, delta, accountant)
+
+    # RDP is quick, and usually needs more noise.
+    high = multiplier_for(target, probability, rounds, delta, "rdp") if accountant == "pld" else 0.1
+    while found(high) > target:
+        high *= 2
+        if high > 1e6:
+            raise UserError(f"privacy.target_epsilon: no noise reaches {target:g} at this delta; raise it")
+    low = 0.8 * high
+    while found(low) <= target:
         low, high = low / 2, low
-    while high / low > 1.001:
-        middle = math.sqrt(low * high)
-        is_enough = epsilon(middle, probability, rounds, delta, accountant) <= target
-        low, high = (low, middle) if is_enough else (middle, high)
-    return high
+    # Its logarithm is nearly a line, so that a few evaluations suffice, each of which may take a second.
+    tolerance = PRECISION * low
+    root = brentq(lambda z: math.log(min(max(found(z) / target, 1e-9), 1e9)), low, high, xtol=tolerance)
+    return root + tolerance
 
 
 @lru_cache(maxsize=16)
