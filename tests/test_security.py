@@ -431,7 +431,7 @@ def started(here):
     return RunFolder(folder)
 
 
-@pytest.mark.parametrize("forged", [False, True])
+@pytest.mark.parametrize("forged", [pytest.param(False, marks=pytest.mark.exhaustive("grid")), True])
 def test_the_run_folder_of_somebody_else_runs_nothing(forged, started, here, installed, tmp_path):
     text = started.experiment.read_text()
     mark = tmp_path / "mark"

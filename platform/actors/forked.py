@@ -90,9 +90,10 @@ def prepare() -> None:
 
 
 def _leave_pipes(kept: int) -> None:
-    """Close this process's ends of pipes and sockets, except one: whoever has the other end would not see its end.
+    """Close this process's ends of pipes and sockets, except one, so that the other ends see when the parent closes its
+    own.
 
-    Their numbers stay taken, since an object that has one would write into whatever is opened next. Files stay open: a
+    Their numbers stay taken, since an object that has one would write into what is opened next. Files stay open: a
     user's code may log to them.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -77,6 +77,7 @@ def test_compressed_hypergradients(tmp_path):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
 
 
+@pytest.mark.exhaustive("processes")
 def test_streams(tmp_path):
     runs = [{"output": str(tmp_path / str(n)), "resources": {"executor": "ray", "actors": n}} for n in (1, 2)]
     both = one_by_one(*(parse_experiment(stream(settings_of("moml"), **one)) for one in runs))

@@ -43,6 +43,7 @@ def rows(output, query):
         return store.execute(query).fetchall()
 
 
+@pytest.mark.exhaustive("processes")
 def test_processes_that_start_at_once_share_one_new_store(tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])

@@ -115,6 +115,7 @@ def test_trials_that_come_later_run_to_their_end_and_rewards_have_a_range(tmp_pa
     assert "HedgeScheduler(experts=5): there are 3 trials" in caplog.text
 
 
+@pytest.mark.exhaustive("processes")
 def test_a_searcher_that_finishes_early_has_as_many_experts_as_it_proposed(tmp_path, caplog):
     class Short(BasicVariantGenerator):
         @property
@@ -309,6 +310,7 @@ def test_rounds_that_are_no_whole_numbers_end_the_search(tmp_path):
     free_reservations()
 
 
+@pytest.mark.exhaustive("processes")
 def test_scripted_classes_take_turns_as_well(tmp_path):
     scheduler = HedgeScheduler(metric="loss", mode="min", range=(0, 1), rules=TrialRules(ahead=2))
     configs = [{"expert": expert, "rounds": ROUNDS, "log": str(tmp_path / "log")} for expert in range(3)]

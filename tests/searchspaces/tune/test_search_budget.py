@@ -146,6 +146,7 @@ def test_a_resumed_search_has_spent_what_it_spent_before(undisturbed, tmp_path):
     assert resumed.folder.record()["budget"] == undisturbed.folder.record()["budget"]
 
 
+@pytest.mark.exhaustive("processes")
 @pytest.mark.usefixtures("ray_here")
 def test_promotion_spends_what_it_is_given_and_says_what_it_chose_at_which_price(tmp_path, capsys):
     keys = {**ONE, "kind": "hedge", "allocate": "promote", "grace": 1, "reduction": 2}
@@ -177,7 +178,7 @@ KINDS = {
     "optuna": {"kind": "optuna", "samples": 9, "pruner": "median", "grace": 2, "concurrency": 2},
     "fedex": {"kind": "fedex", "space": {"algorithm.lr": [0.01, 0.3]}},
 }
-ALWAYS = ("hedge", "turns", "promote", "asha", "optuna")
+ALWAYS = ("hedge", "promote", "optuna")
 """Kinds that `make test` runs."""
 
 
@@ -185,7 +186,9 @@ ALWAYS = ("hedge", "turns", "promote", "asha", "optuna")
 @pytest.mark.parametrize(
     "kind", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.exhaustive("grid")) for name in KINDS]
 )
-@pytest.mark.parametrize("every", [1, 3], ids=["every round evaluated", "each third"])
+@pytest.mark.parametrize(
+    "every", [pytest.param(1, marks=pytest.mark.exhaustive("grid")), 3], ids=["every round evaluated", "each third"]
+)
 def test_every_kind_ends_within_a_round_of_each_trial(tmp_path, kind, every):
     limit = 5 * COHORT if kind == "fedex" else 10 * COHORT
     keys = {"algorithm__name": "fedavg"} if kind == "fedex" else {}
