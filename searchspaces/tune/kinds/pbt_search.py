@@ -8,6 +8,7 @@ from ray.tune.schedulers import PopulationBasedTraining
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.privacy_section import MECHANISM
 from hedgerow.searchspaces.hedge.scheduler import ROUND
 from hedgerow.searchspaces.spaces.search_section import Dimension, SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Space, domain
@@ -38,8 +39,13 @@ class PbtSearch(SearchKind):
         )
 
     def check(self, experiment: Experiment) -> None:
-        """Raises UserError for keys with conditions."""
+        """Raises UserError for keys with conditions, and for keys that determine the noise of private rounds."""
         for key, dimension in self.space.items():
+            if experiment.privacy and key in MECHANISM:
+                raise UserError(
+                    f"search.space.{key}: kind pbt changes it during a run, and epsilon is that of rounds that are "
+                    "alike; remove it, or choose another kind"
+                )
             if dimension.when:
                 raise UserError(f"search.space.{key}: kind pbt does not support conditions; remove `when`")
 
