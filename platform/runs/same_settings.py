@@ -54,8 +54,8 @@ def same_settings(folder: RunFolder, settings: dict[str, Any], accept: bool) -> 
         keys = MECHANISM | {"rounds"} if settings.get("privacy.target_epsilon") is not None else MECHANISM
         if unlike := {key: values for key, values in changes.items() if key in keys}:
             raise UserError(
-                f"{folder.experiment}: {changes_text(unlike)} cannot change during a private run, since epsilon is that "
-                "of rounds that are alike; restore the file, or start a new run"
+                f"{folder.experiment}: {changes_text(unlike)} cannot change during a private run, since epsilon is "
+                "that of rounds that are alike; restore the file, or start a new run"
             )
     if not accept:
         verb = "differs" if len(changes) == 1 else "differ"
