@@ -245,9 +245,11 @@ class SlotRounds(Middleware):
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
             else:
                 update = rule.combine(update, counted)
+        # Noise that two trials share would not hide the difference of their updates.
+        trial = "" if self.cohort.trial is None else f" of trial {self.cohort.trial}"
         for i, transform in reversed(list(enumerate(self.slots.transforms))):
             for place, like in self._places(transform, step):
-                seed = self.cohort.seed_for(f"transform {i} {step} {place} {exchange.position}")
+                seed = self.cohort.seed_for(f"transform {i} {step} {place} {exchange.position}{trial}")
                 path = (str(i), step, place or "joint")
                 source = update if transform.joint else update[place]
                 # Not weighted, unlike the updates.

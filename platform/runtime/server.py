@@ -80,7 +80,9 @@ class FederatedServer:
         """Number of servers that run their rounds side by side: each counts an equal part of the time as its own."""
         self.keeps_predictions = False
         """Whether the predictions of each evaluation are kept in `predictions`. They change no other number."""
-        # Set by searches: noise on the validation scores, and whether records count the samples that clients draw.
+        # Set by searches: number of a private trial, noise on the validation scores, and whether records count the
+        # samples that clients draw.
+        self.trial: int | None = None
         self.noise: ValidationNoise | None = None
         self.counts_samples = False
         self.events: EventQueue | None = None
@@ -404,6 +406,7 @@ class FederatedServer:
             self.test_shards,
             self.experiment.seed,
             population_sizes=self.sizes,
+            trial=self.trial,
         )
 
 

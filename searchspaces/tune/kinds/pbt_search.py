@@ -8,7 +8,6 @@ from ray.tune.schedulers import PopulationBasedTraining
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.privacy_section import MECHANISM
 from hedgerow.searchspaces.hedge.scheduler import ROUND
 from hedgerow.searchspaces.spaces.search_section import Dimension, SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Space, domain
@@ -39,13 +38,13 @@ class PbtSearch(SearchKind):
         )
 
     def check(self, experiment: Experiment) -> None:
-        """Raises UserError for keys with conditions, and for keys that determine the noise of private rounds."""
+        """Raises UserError for private trials, and for keys with conditions."""
+        if experiment.privacy:
+            raise UserError(
+                "search.kind: trials of pbt continue from one another with other settings, which the account of "
+                "`privacy` does not cover; choose another kind"
+            )
         for key, dimension in self.space.items():
-            if experiment.privacy and key in MECHANISM:
-                raise UserError(
-                    f"search.space.{key}: kind pbt changes it during a run, and epsilon is that of rounds that are "
-                    "alike; remove it, or choose another kind"
-                )
             if dimension.when:
                 raise UserError(f"search.space.{key}: kind pbt does not support conditions; remove `when`")
 

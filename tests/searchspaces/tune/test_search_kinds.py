@@ -215,8 +215,7 @@ def test_editors_accept_an_own_kind_with_keys_that_the_schema_does_not_know():
         assert not validator.is_valid({**values, "search": {"space": "moml/s_mnist", **wrong}})
 
 
-def test_pbt_does_not_change_the_noise_of_private_rounds(tmp_path):
+def test_private_trials_of_pbt_are_refused(tmp_path):
     private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 0.01}
-    search = {"kind": "pbt", "space": {"privacy.noise_multiplier": [0.5, 5.0]}}
-    with pytest.raises(UserError, match=r"search.space.privacy.noise_multiplier: kind pbt changes it during a run"):
-        plan(tmp_path, privacy=private, search=search)
+    with pytest.raises(UserError, match=r"search.kind: trials of pbt continue from one another"):
+        plan(tmp_path, privacy=private, search={"kind": "pbt", "space": {"algorithm.lr": [0.1, 0.2]}})
