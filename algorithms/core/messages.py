@@ -46,6 +46,8 @@ class Cohort:
     """Number of training samples of each client of the population."""
     weighting: Weighting | None = None
     """Client weights in means as set in the experiment file; None: the default of the algorithm."""
+    trial: int | None = None
+    """Number of the private trial of a search, whose noise differs from that of the others; None: a run."""
 
     def subset(self, kept: np.ndarray) -> "Cohort":
         """Returns the cohort restricted to the clients in the mask `kept` (bool)."""

@@ -103,6 +103,7 @@ class SlotRounds(Middleware):
 
     def begin(self, server: Tree) -> None:
         self.states = _copied(server.get(TRANSFORMS, {}))
+        self.has_too_few = False
         if self.trains:
             self.cohort = replace(self.cohort, weighting=weighting_of(self.inner, self.slots))
 
@@ -122,6 +123,9 @@ class SlotRounds(Middleware):
         return replace(result, up=self._finished(exchange, result), expected=self._expected)
 
     def end(self, server: Tree, after: Tree) -> Tree:
+        if self.has_too_few:
+            # Not even the momentum moves the model.
+            return server
         optimizer, key = self.slots.aggregation.server_optimizer, self.inner.optimizes
         memory: Tree = {}
         if not optimizer.is_plain and key is not None:
@@ -237,12 +241,15 @@ class SlotRounds(Middleware):
             counted = torch.from_numpy(np.asarray(weights, np.float64)[result.contributed])
             if rule.incompatibility(len(counted)) is not None:
                 # Too many clients dropped out or diverged.
+                self.has_too_few = True
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
             else:
                 update = rule.combine(update, counted)
+        # Noise that two trials share would not hide the difference of their updates.
+        trial = "" if self.cohort.trial is None else f" of trial {self.cohort.trial}"
         for i, transform in reversed(list(enumerate(self.slots.transforms))):
             for place, like in self._places(transform, step):
-                seed = self.cohort.seed_for(f"transform {i} {step} {place} {exchange.position}")
+                seed = self.cohort.seed_for(f"transform {i} {step} {place} {exchange.position}{trial}")
                 path = (str(i), step, place or "joint")
                 source = update if transform.joint else update[place]
                 # Not weighted, unlike the updates.

@@ -9,6 +9,9 @@ from hedgerow.algorithms.transforms.transform import Transform
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.privacy.accounting import Accountant, PrivacyAccount, multiplier_for
 
+MECHANISM = {"privacy.noise_multiplier", "privacy.target_epsilon", "privacy.noise_cohort", "clients_per_round"}
+"""Keys that determine the noise and the sampling of a private round. Epsilon is that of rounds that are alike."""
+
 
 class Privacy(Section):
     """User-level differential privacy: clipped updates, Gaussian noise on their sum, and cohorts in which each client

@@ -47,6 +47,22 @@ def composed(mechanisms: Sequence[Mechanism], delta: float, accountant: Accounta
     return float(total.get_epsilon_for_delta(delta))
 
 
+def side_by_side(mechanisms: Sequence[Mechanism]) -> list[Mechanism]:
+    """Mechanisms with the privacy loss of several ones whose rounds have the same cohorts, and noise of their own.
+
+    A client that takes part in a round takes part in that of all. Their noises z_1, z_2, ... protect it like one z with
+    1 / z^2 = 1 / z_1^2 + 1 / z_2^2 + ... Composition would assume that the cohorts are independent, too.
+    """
+    joint, before = [], 0
+    for last in sorted({rounds for *_, rounds in mechanisms}):
+        active = [(multiplier, probability) for multiplier, probability, rounds in mechanisms if rounds >= last]
+        multipliers = [multiplier for multiplier, _ in active]
+        multiplier = sum(z**-2 for z in multipliers) ** -0.5 if all(multipliers) else 0.0
+        joint.append((multiplier, max(probability for _, probability in active), last - before))
+        before = last
+    return joint
+
+
 @dataclass(frozen=True)
 class PrivacyAccount:
     """Privacy loss of a run. probability: q, that a client takes part in a round; rounds: of the whole run."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.privacy_section import MECHANISM
 from hedgerow.platform.config.resources import Device
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
 from hedgerow.platform.tracking.run_folder import RunFolder, now
@@ -41,12 +42,21 @@ def decisive_settings(experiment: Experiment, device: Device, search: dict[str, 
 def same_settings(folder: RunFolder, settings: dict[str, Any], accept: bool) -> None:
     """Compare the settings in a run's or a search's file, see `decisive_settings`, with those that it started with.
 
-    accept: record differences, and continue with the file. Raises UserError if there are differences otherwise.
+    accept: record differences, and continue with the file. Raises UserError if there are differences otherwise, or if
+    the rounds of a private run would not be alike.
     """
     record = folder.record()
-    changes = changed_settings(record.get("settings", settings), settings)
+    before = record.get("settings", settings)
+    changes = changed_settings(before, settings)
     if not changes:
         return
+    if "privacy.delta" in {**before, **settings}:
+        keys = MECHANISM | {"rounds"} if settings.get("privacy.target_epsilon") is not None else MECHANISM
+        if unlike := {key: values for key, values in changes.items() if key in keys}:
+            raise UserError(
+                f"{folder.experiment}: {changes_text(unlike)} cannot change during a private run, since epsilon is "
+                "that of rounds that are alike; restore the file, or start a new run"
+            )
     if not accept:
         verb = "differs" if len(changes) == 1 else "differ"
         raise UserError(

@@ -89,14 +89,19 @@ class ParticipationSimulator(Middleware):
     def record(self) -> dict[str, float]:
         """Number of lost clients by reason, of attackers that answered, and the simulated seconds of the round."""
         lost = {name: int(getattr(self._participation, name).sum()) for name in ("unavailable", "dropped_out", "late")}
-        if attack := self.simulation.attack:
-            answered = self.sampled.clients[self._participation.answers]
-            mask = attackers(self.sampled.seed, self.sampled.population, attack.fraction)
-            lost["attackers"] = int(mask[answered].sum())
-        return {**lost, "simulated_round_seconds": self._participation.seconds + self._later}
+        attacked = attackers_among(self.simulation, self.sampled, self.sampled.clients[self._participation.answers])
+        return {**lost, **attacked, "simulated_round_seconds": self._participation.seconds + self._later}
 
     def _seconds(self, cohort: Cohort, exchanges: list[Exchange]) -> np.ndarray:
         return client_seconds(self.simulation, self.splits, cohort, exchanges)
+
+
+def attackers_among(simulation: Simulation, cohort: Cohort, answered: np.ndarray) -> dict[str, int]:
+    """Record entry with the number of attackers among clients that answered; none without an attack."""
+    if not simulation.attack:
+        return {}
+    mask = attackers(cohort.seed, cohort.population, simulation.attack.fraction)
+    return {"attackers": int(mask[answered].sum())}
 
 
 def client_seconds(

@@ -33,6 +33,7 @@ from hedgerow.platform.runtime.middleware_order import through
 from hedgerow.platform.runtime.participation import (
     ParticipationSimulator,
     add_download,
+    attackers_among,
     client_seconds,
     with_clients,
 )
@@ -79,7 +80,9 @@ class FederatedServer:
         """Number of servers that run their rounds side by side: each counts an equal part of the time as its own."""
         self.keeps_predictions = False
         """Whether the predictions of each evaluation are kept in `predictions`. They change no other number."""
-        # Set by searches: noise on the validation scores, and whether records count the samples that clients draw.
+        # Set by searches: number of a private trial, noise on the validation scores, and whether records count the
+        # samples that clients draw.
+        self.trial: int | None = None
         self.noise: ValidationNoise | None = None
         self.counts_samples = False
         self.events: EventQueue | None = None
@@ -276,7 +279,8 @@ class FederatedServer:
 
         step = events.next_step(before[IN_FLIGHT], number, seconds, self._excluded(number))
         arrived = groups(step.arrivals)
-        cohort = self._cohort(number, np.unique([flight.client for flight in step.arrivals]).astype(int))
+        answered = np.array([flight.client for flight in step.arrivals], int)
+        cohort = self._cohort(number, np.unique(answered))
         counter, delivery = self._counter(), Delivery(cohort, self.variant)
         state, self._contributed = before, True
         if arrived:
@@ -294,7 +298,8 @@ class FederatedServer:
         cost.scalars_down = cost.bytes_down = 0
         for message in messages:
             add_download(cost, message, np.ones(len(message.clients), bool))
-        record = _first_entries(number, len(step.arrivals), counter, delivery)
+        record = _first_entries(number, len(answered), counter, delivery)
+        record |= attackers_among(events.simulation, cohort, answered)
         return state, record | step.record(number - 1, self.history[-1] if self.history else {}), cost
 
     def _counter(self) -> SampleCounter | None:
@@ -401,6 +406,7 @@ class FederatedServer:
             self.test_shards,
             self.experiment.seed,
             population_sizes=self.sizes,
+            trial=self.trial,
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hedgerow.algorithms.attacks.attack import attackers
 from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
@@ -171,6 +172,15 @@ CLIENT_RULES = (
     Rule(
         lambda b: b.e.simulation and b.inner.trains_on == "pool",
         "simulation: {name} trains in one place, without clients; remove it",
+    ),
+    Rule(
+        lambda b: (
+            b.e.slots.attack
+            and b.e.slots.attack.fraction
+            and not attackers(b.e.seed, len(b.partition), b.e.slots.attack.fraction).any()
+            and len(b.partition)
+        ),
+        "simulation.attack.fraction: {e.slots.attack.fraction:g} of {found} clients is no client; raise it",
     ),
 )
 

@@ -32,7 +32,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.resources import Device
 from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.privacy.accounting import composed
+from hedgerow.platform.privacy.accounting import Mechanism, composed, side_by_side
 from hedgerow.platform.runs.compute_choice import check_engine, choose_device, say_device
 from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.own_data import same_data
@@ -251,19 +251,29 @@ def _carry_out(
     return finished
 
 
+LITTLE_NOISE = 0.5
+"""Noise multiplier of all trials together below which epsilon is that of Renyi differential privacy."""
+
+
 def _privacy_warnings(spec: SearchSpec, folder: RunFolder, population: int) -> list[str]:
     """Keep epsilon of all trials together, and return a sentence on it; nothing without `privacy`."""
     trials = read_trials(folder)
-    accounts = [spec.trial(trial.overrides).privacy_account(population) for trial in trials]
+    experiments = [spec.trial(trial.overrides) for trial in trials]
+    accounts = [experiment.privacy_account(population) for experiment in experiments]
     private = [account for account in accounts if account]
     if not private:
         return []
     if len(private) < len(trials):
         return ["privacy: some trials are not private, so the search as a whole is not"]
-    mechanisms = [one.mechanism(len(trial.records)) for one, trial in zip(private, trials, strict=True)]
+    # Trials with one seed have the same cohorts.
+    by_seed: dict[int, list[Mechanism]] = {}
+    for experiment, account, trial in zip(experiments, private, trials, strict=True):
+        by_seed.setdefault(experiment.seed, []).append(account.mechanism(len(trial.records)))
+    mechanisms = [one for group in by_seed.values() for one in side_by_side(group)]
     delta = min(account.delta for account in private)
-    # Both accountants give upper bounds.
-    total = composed(mechanisms, delta, "rdp" if all(one.accountant == "rdp" for one in private) else "pld")
+    # Both accountants give upper bounds. With little noise, distributions of the privacy loss take long.
+    is_rdp = all(one.accountant == "rdp" for one in private) or min(one[0] for one in mechanisms) < LITTLE_NOISE
+    total = composed(mechanisms, delta, "rdp" if is_rdp else "pld")
     folder.update(privacy={"epsilon": total, "delta": delta, "trials": len(trials)})
     return [
         f"privacy: all {len(trials)} trials together have epsilon {total:.4g} at delta {delta:g}; the winner was "

@@ -268,9 +268,10 @@ class FederatedTrainable(tune.Trainable):
         )
         self.notices: list[str] = []
         self.coordinator.on_notice = self.notices.append
-        for server, (_, overrides) in zip(self.coordinator.servers, members(self.trial_id, config), strict=True):
+        for server, member in zip(self.coordinator.servers, self.members, strict=True):
+            server.trial = member.number if server.account else None
             server.counts_samples = self.shared.search.records
-            server.noise = self._noise(overrides)
+            server.noise = self._noise(member.overrides)
             server.keeps_predictions = self.shared.search.predictions
         if self.shared.search.kept is not None:
             self.coordinator.on_round = self._keep_round

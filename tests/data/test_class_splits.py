@@ -51,6 +51,13 @@ def test_the_first_classes_of_flowers_pathological_partitioner():
     assert counts[4].tolist() == [0] * 4 + [30, 60] + [0] * 4
 
 
+@pytest.mark.parametrize("assignment", ["balanced", "random", "deterministic", "first_deterministic"])
+def test_clients_have_as_many_samples_as_given_equally_of_their_classes(assignment):
+    counts = counts_of(kind="labels", clients=8, labels_per_client=3, samples_per_client=11, assignment=assignment)
+    # In the order of the classes, 4 + 4 + 3 = 11.
+    assert [row[row > 0].tolist() for row in counts] == [[4, 4, 3]] * 8
+
+
 def test_sizes_follow_the_law_where_the_classes_allow_it():
     law = {"assignment": "deterministic", "sizes": {"kind": "linear"}}
     counts = counts_of(kind="labels", clients=10, labels_per_client=5, **law)
@@ -262,6 +269,14 @@ def test_columns_are_parts_of_classes():
         ({"kind": "dirichlet_by_class", "clients": 61, "alpha": 1.0}, "need 610, but the data set has 600; lower it"),
         ({"kind": "dirichlet_by_class", "clients": 50, "alpha": 0.01}, "in 100 draws with alpha 0.01 one of 50"),
         ({"kind": "distribution", "clients": 2, "matrix": [[1, 2]]}, "rows have 2 numbers, but the data set has 10"),
+        (
+            {"kind": "labels", "clients": 10, "labels_per_client": 1, "samples_per_client": 61},
+            "1 clients need 61 samples of class 0, but the data set has 60; lower it or the number of clients",
+        ),
+        (
+            {"kind": "labels", "clients": 10, "labels_per_client": 3, "samples_per_client": 2},
+            "samples_per_client: 2 is fewer than the 3 classes of a client; raise it",
+        ),
         (
             {"kind": "distribution", "clients": 2, "matrix": [[1] + [0] * 9], "samples_per_client": 40},
             "the clients need 80 samples of class 0, but the data set has 60; lower its column",

@@ -146,14 +146,24 @@ def test_another_model_cannot_continue_from_the_checkpoint(stopped):
     assert "the checkpoint of round 2 has 'w/1.weight' of shape (8, 64), not (9, 64) as in the model" in result.stderr
 
 
-def test_rounds_that_determine_the_noise_of_privacy_are_refused(tmp_path):
-    private = {**FILE, "transforms": [], "privacy": {"clip": 1.0, "target_epsilon": 8.0, "delta": 0.01}}
+@pytest.mark.parametrize(
+    ("privacy", "path", "now", "said"),
+    [
+        ({"target_epsilon": 8.0}, "rounds", 4, r"rounds \(3 -> 4\)"),
+        ({"noise_multiplier": 0.5}, "privacy.noise_multiplier", 5.0, r"privacy.noise_multiplier \(0.5 -> 5.0\)"),
+        ({"noise_multiplier": 0.5}, "clients_per_round", 0.25, r"clients_per_round \(0.5 -> 0.25\)"),
+    ],
+)
+def test_what_determines_epsilon_cannot_change_during_a_run(tmp_path, privacy, path, now, said):
+    """Epsilon of all rounds at the noise of the last ones would be far too small."""
+    private = {**FILE, "transforms": [], "privacy": {"clip": 1.0, "delta": 0.01, **privacy}}
     with pytest.raises(KeyboardInterrupt):
         hedgerow.run(private, output=str(tmp_path), show=impatient)
     folder = next(tmp_path.glob("edited-*"))
-    edit(folder, ("rounds", 4))
-    with pytest.raises(UserError, match=r"rounds \(3 -> 4\) differs"):
-        hedgerow.resume(folder, show=False)
+    edit(folder, (path, now))
+    for changed in (False, True):
+        with pytest.raises(UserError, match=f"{said} cannot change during a private run"):
+            hedgerow.resume(folder, show=False, changed=changed)
 
 
 def test_a_series_of_seeds_does_not_go_on_with_an_edited_file(tmp_path):

@@ -52,6 +52,15 @@ def test_mechanisms_compose():
     assert accounting.composed([(1.0, 0.01, 400), (0.0, 0.1, 1)], 1e-5) == math.inf
 
 
+def test_mechanisms_on_the_same_cohorts_add_up_their_noise():
+    # 1 + 1 + 1/4 = (3/2)^2.
+    joint = accounting.side_by_side([(1.0, 0.1, 10), (1.0, 0.1, 4), (2.0, 0.2, 4)])
+    assert joint == [(pytest.approx(2 / 3), 0.2, 4), (1.0, 0.1, 6)]
+    # With all clients, 4 mechanisms of 4 rounds with noise 4 are a Gaussian mechanism with noise 1.
+    assert accounting.composed(accounting.side_by_side([(4.0, 1.0, 4)] * 4), 1e-3) == pytest.approx(3.1387, abs=1e-4)
+    assert accounting.composed(accounting.side_by_side([(1.0, 0.1, 4), (0.0, 0.1, 1)]), 1e-3) == math.inf
+
+
 def test_clients_take_part_independently():
     cohorts = [poisson_clients(3, number, 200, 0.1) for number in range(2000)]
     assert np.array_equal(cohorts[5], poisson_clients(3, 5, 200, 0.1))
@@ -165,6 +174,24 @@ def test_two_workers_equal_one(tmp_path):
     assert distance(trained(1), trained(2)) < 1e-6
 
 
+def test_private_trials_have_noise_of_their_own(tmp_path):
+    """The same noise would cancel in the difference of two trials."""
+    made = experiment(tmp_path, rounds=1, algorithm={"name": "fedavg", "lr": 1e-20})
+    data = check(made, None)
+
+    def noise(trial):
+        worker, (server,) = Worker(*worker_arguments([made], *data)), build_servers([made], *data)
+        server.trial, before = trial, server.state["w"]
+        list(SingleRun([server], worker, [None], 1))
+        return np.concatenate([(server.state["w"][name] - leaf).numpy().ravel() for name, leaf in before.items()])
+
+    first, second = noise(0), noise(1)
+    assert np.array_equal(first, noise(0))
+    # z S / (q m) = 1 * 0.5 / 5, for 610 parameters.
+    assert np.std(first) == pytest.approx(0.1, rel=0.1)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
+
+
 @pytest.mark.parametrize("name", ["feddyn", "scaffold"])
 def test_server_memory_takes_a_round_without_clients(name, tmp_path):
     seed = next(seed for seed in range(1000) if not len(poisson_clients(seed, 1, 10, 0.1)))
@@ -213,6 +240,7 @@ def test_a_search_accounts_for_all_trials_together(tmp_path, ray_here):
     values["task"]["validation"] = {"fraction": 0.2}
     values["search"] = {"kind": "grid", "space": {"privacy.clip": {"grid": [0.2, 0.5]}}}
     finished = search(parse_search(values, {}, "private"))
-    total = accounting.composed([(1.0, 0.5, 3)] * 2, 1e-3, "rdp")
+    # Both trials have the same cohorts.
+    total = accounting.epsilon(2**-0.5, 0.5, 3, 1e-3, "rdp")
     assert finished.folder.record()["privacy"]["epsilon"] == pytest.approx(total)
     assert f"together have epsilon {total:.4g}" in finished.warning

@@ -22,7 +22,8 @@ class Labels(SizedScheme):
     """Each client has samples of a fixed number of classes.
 
     With `sizes`, the clients of a class share its samples so that sizes follow the law as nearly as the
-    classes allow, and all samples are used. Otherwise they share the samples of each class equally.
+    classes allow, and all samples are used. With `samples_per_client` alone, a client has as many samples of each of
+    its classes, and its first classes take the remainder. Otherwise clients share the samples of each class equally.
     """
 
     needs_classes: ClassVar[bool] = True
@@ -65,14 +66,11 @@ class Labels(SizedScheme):
                     "lower it or labels_per_client"
                 )
         parts: list[list[np.ndarray]] = [[] for _ in range(m)]
-        shares = None if self.sizes is None else self._shares(holders, np.array([len(pool) for pool in pools]), rng)
-        for label, (clients, pool) in enumerate(zip(holders, pools, strict=True)):
-            if not clients:
-                continue
-            pieces = np.array_split(pool, len(clients)) if shares is None else np.split(pool, np.cumsum(shares[label]))
-            for client, piece in zip(clients, pieces, strict=False):
-                limit = self.samples_per_client // k if self.sizes is None and self.samples_per_client else None
-                parts[client].append(piece[:limit])
+        stock = np.array([len(pool) for pool in pools])
+        shares = self._equal_shares(holders, stock) if self.sizes is None else self._shares(holders, stock, rng)
+        for clients, pool, share in zip(holders, pools, shares, strict=True):
+            for client, piece in zip(clients, np.split(pool, np.cumsum(share)), strict=False):
+                parts[client].append(piece)
         return [rng.permutation(np.concatenate(part)) for part in parts]
 
     def _holders(self, classes: int, rng: np.random.Generator) -> list[list[int]]:
@@ -97,6 +95,28 @@ class Labels(SizedScheme):
             for label in own:
                 holders[label].append(client)
         return holders
+
+    def _equal_shares(self, holders: list[list[int]], stock: np.ndarray) -> list[np.ndarray]:
+        """Number of samples of each class for each of its clients, without a law of sizes."""
+        if self.samples_per_client is None:
+            pairs = zip(stock, holders, strict=True)
+            return [divided(int(n), np.ones(len(own))) if own else np.zeros(0, np.int64) for n, own in pairs]
+        k, total = self.labels_per_client, self.samples_per_client
+        if total < k:
+            raise UserError(
+                f"task.partition.samples_per_client: {total} is fewer than the {k} classes of a client; raise it"
+            )
+        before, shares = np.zeros(self.clients, int), []
+        for label, clients in enumerate(holders):
+            share = total // k + (before[clients] < total % k)
+            if share.sum() > stock[label]:
+                raise UserError(
+                    f"task.partition.samples_per_client: {len(clients)} clients need {share.sum()} samples of class "
+                    f"{label}, but the data set has {stock[label]}; lower it or the number of clients"
+                )
+            before[clients] += 1
+            shares.append(share)
+        return shares
 
     def _shares(self, holders: list[list[int]], stock: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         """Number of samples of each class for each of its clients, so that the clients' sizes are as wanted."""

@@ -38,7 +38,12 @@ class PbtSearch(SearchKind):
         )
 
     def check(self, experiment: Experiment) -> None:
-        """Raises UserError for keys with conditions."""
+        """Raises UserError for private trials, and for keys with conditions."""
+        if experiment.privacy:
+            raise UserError(
+                "search.kind: trials of pbt continue from one another with other settings, which the account of "
+                "`privacy` does not cover; choose another kind"
+            )
         for key, dimension in self.space.items():
             if dimension.when:
                 raise UserError(f"search.space.{key}: kind pbt does not support conditions; remove `when`")

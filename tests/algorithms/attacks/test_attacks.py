@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import SingleRun, blobs, check_resuming, distance, experiment, identical, named, partition, small_task
 
+from hedgerow import api
 from hedgerow.algorithms.attacks.alie import largest_deviation
 from hedgerow.algorithms.attacks.attack import attackers
 from hedgerow.algorithms.core.pytree import flatten
@@ -89,6 +90,20 @@ def test_the_record_counts_the_attackers_of_a_round_that_answered():
     counts = [record["attackers"] for record in runs]
     assert set(counts) <= {0, 1, 2}
     assert len(set(counts)) > 1
+
+
+@pytest.mark.parametrize(("fraction", "counts"), [(1.0, [3, 3]), (0.0, [0, 0])])
+def test_an_asynchronous_record_counts_attackers_too(tmp_path, fraction, counts):
+    attack = {"attack": {"kind": "sign_flip", "fraction": fraction}}
+    values = {**EXPERIMENT, "rounds": 2, "schedule": {"kind": "fedbuff", "buffer": 3}, "simulation": attack}
+    more = {"output": str(tmp_path), "resources": {"executor": "inline"}, "tracking": {"enabled": False}}
+    assert [record["attackers"] for record in api.run({**values, **more}, show=False).records] == counts
+
+
+def test_a_fraction_without_any_attacker_is_refused():
+    parsed = parse_experiment({**EXPERIMENT, "simulation": {"attack": {"kind": "sign_flip", "fraction": 0.04}}})
+    with pytest.raises(UserError, match=r"^simulation\.attack\.fraction: 0.04 of 10 clients is no client; raise it$"):
+        check_task(parsed, *build_data(parsed, None))
 
 
 # ---- closed forms ----------------------------------------------------------------------------------------------------

@@ -213,3 +213,9 @@ def test_editors_accept_an_own_kind_with_keys_that_the_schema_does_not_know():
     validator.validate(values)
     for wrong in ({"kind": "hegde"}, {"kind": "hedge", "patience": 3}):
         assert not validator.is_valid({**values, "search": {"space": "moml/s_mnist", **wrong}})
+
+
+def test_private_trials_of_pbt_are_refused(tmp_path):
+    private = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 0.01}
+    with pytest.raises(UserError, match=r"search.kind: trials of pbt continue from one another"):
+        plan(tmp_path, privacy=private, search={"kind": "pbt", "space": {"algorithm.lr": [0.1, 0.2]}})
