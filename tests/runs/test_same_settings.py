@@ -8,7 +8,9 @@ import hedgerow
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.same_settings import decisive_settings, same_settings
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.searchspaces.spaces.search_file import parse_search
 
@@ -123,7 +125,11 @@ def test_an_accepted_change_is_recorded_and_continues_from_the_checkpoint(stoppe
     first = note["round"]
     assert first == 2
     assert note["settings"] == {"algorithm.lr": [0.1, 0.7], "transforms.0.norm": [1.0, 2.0]}
-    assert f"settings were changed after round {first}: algorithm.lr (0.1 -> 0.7)" in result.output + result.stderr
+    warning = "settings were changed after round 2: algorithm.lr (0.1 -> 0.7), transforms.0.norm (1.0 -> 2.0)"
+    assert warning in result.output + result.stderr
+    assert finished.warning == warning
+    # In reports and comparisons, too.
+    assert group_by_seed([Run.read(finished.folder)])[1] == [f"{stopped}: {warning}."]
     assert without_clock(finished)[:first] == without_clock(calm)[:first]
     assert without_clock(finished)[2] != without_clock(calm)[2]
     # The file is now the one that the run has continued with.

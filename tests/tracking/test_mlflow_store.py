@@ -141,7 +141,9 @@ def test_a_run_that_continues_with_an_edited_file_has_its_settings_and_rounds_an
 ):
     monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
     experiment = small(tmp_path)
-    experiment = experiment.model_copy(update={"checkpoints": experiment.checkpoints.model_copy(update={"every": 1, "keep": 4})})
+    experiment = experiment.model_copy(
+        update={"checkpoints": experiment.checkpoints.model_copy(update={"every": 1, "keep": 4})}
+    )
 
     def stop(record):
         if record["round"] == 4:
