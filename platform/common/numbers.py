@@ -88,7 +88,7 @@ def unit_of(name: str) -> str:
         return ""
     if "." in name:
         return "setting"
-    if "accuracy" in name or name.removeprefix("best_") in SHARES:
+    if "accuracy" in name or name.removeprefix("best_").removeprefix("smoothed_") in SHARES:
         return "%"
     words = name.split("_")
     return "loss" if "loss" in name else "B" if "bytes" in words else "s" if words[-1] == "seconds" else ""

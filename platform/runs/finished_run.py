@@ -21,6 +21,7 @@ from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.recorded_run import Run
+from hedgerow.platform.runs.same_settings import changed_settings_warnings
 from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tensor, filled
 from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, round_of
@@ -64,7 +65,8 @@ class FinishedRun:
         """Read a run from its folder. data: data set and partition, if the run was given its own."""
         experiment, run = load_experiment(folder.experiment), Run.read(folder)
         summary = run.record.get("summary") or (run.summary if run.records else {})
-        warnings = run.record.get("diverged", []) + [TEST_SELECTED] * experiment.selects_on_test
+        warnings = changed_settings_warnings(run.record) + run.record.get("diverged", [])
+        warnings += [TEST_SELECTED] * experiment.selects_on_test
         return cls(folder, experiment, run.records, summary, warning="; ".join(warnings) or None, data=data)
 
     @property

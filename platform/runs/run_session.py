@@ -58,7 +58,7 @@ class Session:
     def __init__(self, work: Work[Any], folder: RunFolder, lock: RunLock, data: Data):
         self.folder, self.lock, self.data = folder, lock, data
         self.termination = Termination()
-        self.warnings = changed_settings_warnings(folder)
+        self.warnings = changed_settings_warnings(folder.record())
         path = folder.path.absolute()
         for checkpoints in (path / "checkpoints", *sorted(path.glob("experts/*/checkpoints"))):
             self.warnings += checkpoint_warnings(checkpoints)

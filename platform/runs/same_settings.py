@@ -68,11 +68,10 @@ def same_settings(folder: RunFolder, settings: dict[str, Any], accept: bool) -> 
     folder.update(settings=settings, changes=[*record.get("changes", []), note])
 
 
-def changed_settings_warnings(folder: RunFolder) -> list[str]:
-    """A sentence for each time that a run has continued with other settings."""
+def changed_settings_warnings(record: dict[str, Any]) -> list[str]:
+    """A sentence for each time that a run has continued with other settings. record: its run.json."""
     return [
-        f"settings were changed {_when(note)}: {changes_text(note['settings'])}"
-        for note in folder.record().get("changes", [])
+        f"settings were changed {_when(note)}: {changes_text(note['settings'])}" for note in record.get("changes", [])
     ]
 
 

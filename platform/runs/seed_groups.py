@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hedgerow.platform.runs.recorded_run import Run
+from hedgerow.platform.runs.same_settings import changed_settings_warnings
 from hedgerow.platform.tracking.formatting import flat_settings, short_label, short_names
 
 NOT_COMPARED = ("name", "seed", "seeds", "output", "resources", "engine", "checkpoints", "tracking")
@@ -49,7 +50,8 @@ class SeedGroup:
 
 
 def group_by_seed(runs: Sequence[Run]) -> tuple[list[SeedGroup], list[str]]:
-    """Returns the experiments, in the order of their first runs, and sentences about runs that repeat a seed.
+    """Returns the experiments, in the order of their first runs, and sentences about runs that repeat a seed or have
+    continued with other settings.
 
     Files that differ only in keys of `NOT_COMPARED` belong to one experiment. Among runs with the same seed, the last
     finished one counts, or the last one if none has finished.
@@ -70,6 +72,8 @@ def group_by_seed(runs: Sequence[Run]) -> tuple[list[SeedGroup], list[str]]:
         group_runs[run.seed] = run
     order = dict.fromkeys(experiment_key(run) for run in runs)
     groups = [SeedGroup("", [runs_by_seed[key][seed] for seed in sorted(runs_by_seed[key])]) for key in order]
+    for run in (run for group in groups for run in group.runs):
+        notes += [f"{run.folder.path}: {sentence}." for sentence in changed_settings_warnings(run.record)]
     return [replace(group, label=label) for group, label in zip(groups, _labels(groups), strict=True)], notes
 
 

@@ -59,6 +59,9 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 MARK = "hedgerow_folder"
 """Tag that identifies the MLflow run of a folder."""
 
+FILE = "hedgerow_file"
+"""Tag with a hash of the experiment.yaml that a run was recorded with."""
+
 UPLOADED: tuple[str, ...] = ("experiment.yaml", "run.json", "metrics.jsonl", "partition.json")
 UPLOADED += ("results.csv", "results.md", "recording.json", "losses.jsonl")
 """Files of a run folder that MLflow gets. A link may lead to any file of the user, so that no link is followed."""
@@ -190,7 +193,7 @@ class MlflowStore:
         self.place, self.folder = MlflowPlace.of(experiment), folder
         self.client = open_client(self.place.resolved_uri())
         run_id = folder.record().get("mlflow_run_id")
-        if not run_id or not self._exists(run_id):
+        if not run_id or not self._continues(run_id):
             run_id = self._made(folder) or self._make(name, folder)
             # Recorded at once, so that this run is continued even if the server fails next.
             folder.update(mlflow_run_id=run_id)
@@ -278,26 +281,38 @@ class MlflowStore:
         """End the run as FINISHED, FAILED or KILLED, at the time of its own end."""
         self.client.set_terminated(self.run_id, status, _end_time(self.folder))
 
-    def _exists(self, run_id: str) -> bool:
-        """Whether MLflow has the run, and it is not deleted there."""
+    def _continues(self, run_id: str) -> bool:
+        """Whether MLflow has the run, and with the file of the folder: parameters and rounds that it has cannot change.
+
+        The run of an edited file is deleted. The run of the folder that this one was copied from stays.
+        """
         try:
-            return self.client.get_run(run_id).info.lifecycle_stage == LifecycleStage.ACTIVE
+            run = self.client.get_run(run_id)
         except MlflowException as error:
             # Any other error may mean that the server is unreachable.
             if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 raise
             return False
+        if run.info.lifecycle_stage != LifecycleStage.ACTIVE:
+            return False
+        marks, found = _marks(self.folder), run.data.tags
+        if found.get(FILE) == marks[FILE]:
+            return True
+        if found.get(MARK) == marks[MARK]:
+            self.client.delete_run(run_id)
+        return False
 
     def _made(self, folder: RunFolder) -> str | None:
         """Id of the run that an earlier call created for a folder, if the answer to that call was lost."""
-        home, mark = experiment_id(self.client, self.place), _mark(folder)
-        runs = self.client.search_runs([home], f"tags.{MARK} = '{mark}'", max_results=1)
+        home, marks = experiment_id(self.client, self.place), _marks(folder)
+        query = " and ".join(f"tags.{tag} = '{value}'" for tag, value in marks.items())
+        runs = self.client.search_runs([home], query, max_results=1)
         return runs[0].info.run_id if runs else None
 
     def _make(self, name: str, folder: RunFolder) -> str:
         home = experiment_id(self.client, self.place)
-        start, run_tags = _start_time(folder), {MARK: _mark(folder)}
-        return self.client.create_run(home, start_time=start, tags=run_tags, run_name=name).info.run_id
+        start = _start_time(folder)
+        return self.client.create_run(home, start_time=start, tags=_marks(folder), run_name=name).info.run_id
 
     def _introduce(
         self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str], record: dict[str, Any]
@@ -375,10 +390,11 @@ def save_model(module: torch.nn.Module, sample: np.ndarray, folder: Path) -> Non
     )
 
 
-def _mark(folder: RunFolder) -> str:
-    """Unique identifier of a folder, in characters that a query accepts."""
-    path = str(folder.path.absolute())
-    return sha256(f"{path} {folder.experiment.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+def _marks(folder: RunFolder) -> dict[str, str]:
+    """Tags of the MLflow run of a folder with its present file. Their characters are those that a query accepts."""
+    identity = f"{folder.path.absolute()} {folder.record()['created']}".encode()
+    parts = {MARK: identity, FILE: folder.experiment.read_bytes()}
+    return {tag: sha256(part).hexdigest()[:16] for tag, part in parts.items()}
 
 
 def _start_time(folder: RunFolder) -> int:

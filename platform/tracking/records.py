@@ -102,6 +102,7 @@ class Ended(Record):
     quarantined: dict[str, int] = {}
     diverged: list[str] = []
     ended: str | None = None
+    changes: list[SettingsNote] = []
     mlflow_run_id: str = ""
 
 
@@ -130,7 +131,6 @@ class RunRecord(Ended):
     no_vmap: str = ""
     series: SeriesNote | None = None
     settings: dict[str, Any] = {}
-    changes: list[SettingsNote] = []
     ownership: OwnershipNote | None = None
     tested: TestedNote | None = None
 

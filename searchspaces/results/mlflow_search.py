@@ -125,13 +125,14 @@ class SearchStore:
         if expert not in self.children:
             experiment = load_experiment(folder.experiment)
             run_tags = tags(self.record, experiment) | {
-                PARENT: self.parent.run_id,
                 "expert": folder.name,
                 NOTE: run_text(folder),
                 **({COPIES: str(copies), LINEAGE: json.dumps(folder.record()[LINEAGE])[:TAG]} if copies else {}),
             }
             values = experiment.model_dump(mode="json")
             store = MlflowStore(experiment, self._name(folder), values, run_tags, folder)
+            # A search with an edited file has a new run.
+            store.client.set_tag(store.run_id, PARENT, self.parent.run_id)
             store.client.log_artifact(store.run_id, str(folder.experiment))
             self.children[expert] = store
         return self.children[expert]

@@ -165,7 +165,9 @@ def best_per_metric(
     decides: Callable[[str], bool] = lambda metric: True,
     smooth: float = 0.0,
 ) -> list[Row]:
-    """Best trial for each metric, smoothed, and for the transmissions to each target: name, configuration and value.
+    """Best trial for each metric and for the transmissions to each target: name, configuration and value.
+
+    With `smooth`, the smoothed value of a metric decides, and is shown under its name.
 
     decides: whether a trial may be the best one by a metric. A trial that failed or diverged never is.
 
@@ -183,7 +185,7 @@ def best_per_metric(
     }
     names = short_names(searched_keys(trials))
     rows: list[Row] = []
-    for metric, values in columns.items():
+    for metric in columns:
         sign = -1 if metric not in known or mode_of(metric) == "min" else 1
         finite = {
             i: sign * value
@@ -193,7 +195,8 @@ def best_per_metric(
         if finite:
             best = max(finite, key=lambda i: (finite[i], -tie_breaker(trials[i].records, metric)))
             label = trial_label(trials[best], names)
-            row = {"metric": metric, "trial": trials[best].name, "configuration": label, "value": values[best]}
+            shown = f"smoothed_{metric}" if smooth and metric in known else metric
+            row = {"metric": shown, "trial": trials[best].name, "configuration": label, "value": scores[metric][best]}
             rows.append(row | costs[best])
         elif metric not in known:
             rows.append({"metric": metric, "trial": None, "configuration": None, "value": None})

@@ -11,6 +11,9 @@ from hedgerow.searchspaces.spaces.space import Overrides
 
 NUMBER, PACK = "number", "pack"
 
+COPIED = "copied"
+"""Entry of a trial's run.json: rounds that its records have from copies, beyond those that it had trained itself."""
+
 COPIES, LINEAGE = "copies", "lineage"
 """Keys of a trial that continues from copies of other trials: their number, and the origin of its current model.
 

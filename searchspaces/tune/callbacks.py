@@ -15,7 +15,7 @@ from hedgerow.platform.common.errors import RayLost
 from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
-from hedgerow.platform.storage.checkpoint import checkpoints, read_progress
+from hedgerow.platform.storage.checkpoint import checkpoints, latest_checkpoint, read_progress, round_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.formatting import short_label
@@ -147,6 +147,7 @@ class SearchCallback(tune.Callback):
             # Called again after every pause. In population based training, the configuration may differ then: the
             # trial's process writes it to the folder together with the model that it takes over.
             if folder.exists and folder.record()["overrides"] == overrides:
+                self._accept_changes(folder, overrides)
                 continue
             first = {}
             if not folder.exists:
@@ -156,6 +157,18 @@ class SearchCallback(tune.Callback):
             folder.update(data=self._data(self.spec.trial(overrides)), **first)
             if self.show and not self.spec.configurations:
                 self.show.labels[index] = short_label(overrides)
+
+    def _accept_changes(self, folder: RunFolder, overrides: dict[str, Any]) -> None:
+        """Bring the file of a trial up to date with a search that continues with other settings, and note them."""
+        changes = RunFolder(self.folder).record().get("changes")
+        if not changes or folder.experiment.read_text() == (file := dump_experiment(self.spec.trial(overrides))):
+            return
+        record, latest = folder.record(), latest_checkpoint(folder.checkpoints)
+        noted = record.get("changes", [])
+        since = max([record["created"], *(note["time"] for note in noted)])
+        place = {"round": round_of(latest[0])} if latest else {}
+        folder.update(changes=noted + [note | place for note in changes if note["time"] > since])
+        folder.experiment.write_text(file)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: RoundRecord, **info: Any

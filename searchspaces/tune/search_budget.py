@@ -10,7 +10,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.finished_search import read_trials
+from hedgerow.searchspaces.results.trials import Trial, expert_folder
 from hedgerow.searchspaces.spaces.budget_section import Budget
+from hedgerow.searchspaces.spaces.packing import COPIED
 from hedgerow.searchspaces.tune.callbacks import SearchCallback
 from hedgerow.searchspaces.tune.purse import IS_SPENT, ClientRounds, Purse
 
@@ -41,8 +43,7 @@ class SearchBudget(tune.Stopper):
         if budget.client_rounds is not None:
             if note:
                 # The note of a search that was killed may be older than the last rounds of its trials.
-                rounds = [record for trial in read_trials(folder) for record in trial.records]
-                self._before = max(self._before, sum(record["participants"] for record in rounds))
+                self._before = max(self._before, sum(_trained(folder, trial) for trial in read_trials(folder)))
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             actor: Any = ray.remote(ClientRounds).options(num_cpus=0, scheduling_strategy=here)
             counter = actor.remote(self._before, budget.client_rounds)
@@ -98,3 +99,10 @@ class SearchBudget(tune.Stopper):
             # Tune's results name the folder of every trial, also of one that has not started.
             trial.init_local_path()
         return True
+
+
+def _trained(folder: RunFolder, trial: Trial) -> int:
+    """Client rounds that a trial has trained itself: of its rounds, without those that it has only from copies."""
+    rounds = len(trial.records)
+    own = rounds - expert_folder(folder.path, int(trial.name)).record().get(COPIED, 0)
+    return sum(record["participants"] for record in trial.records) * own // max(1, rounds)

@@ -33,7 +33,7 @@ from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.spaces.packing import COPIES, LINEAGE, members
+from hedgerow.searchspaces.spaces.packing import COPIED, COPIES, LINEAGE, members
 from hedgerow.searchspaces.spaces.search_section import KeptRounds, Noise
 from hedgerow.searchspaces.spaces.smoothing import report_of
 from hedgerow.searchspaces.spaces.space import Overrides, with_overrides
@@ -214,7 +214,7 @@ class FederatedTrainable(tune.Trainable):
         run = self.coordinator
         for i, (member, token) in enumerate(zip(self.members, tokens, strict=True)):
             if token["folder"] != str(member.folder.path) and member.folder.record().get(COPIES, 0) < self.copies:
-                checkpoint = Path(token["checkpoint"])
+                checkpoint, trained = Path(token["checkpoint"]), run.servers[i].round
                 try:
                     run.load(i, checkpoint)
                 except DamagedCheckpoint:
@@ -222,17 +222,20 @@ class FederatedTrainable(tune.Trainable):
                     if checkpoint.exists() or not run.load_newest(i, checkpoint.parent):
                         raise
                 run.save()
-                self._become(i, member)
+                self._become(i, member, trained)
             # A run folder that is ahead of Tune reports the remaining rounds again; duplicates do no harm.
             member.reported = min(token["reported"], len(run.servers[i].history))
         self.position = min(member.reported for member in self.members)
 
-    def _become(self, variant: int, member: TrialRun) -> None:
-        """Write the configuration and the origin of a model that was copied to the trial's run folder."""
+    def _become(self, variant: int, member: TrialRun, trained: int) -> None:
+        """Write the configuration and the origin of a model that was copied to the trial's run folder. trained: round
+        of the model before.
+        """
         server = self.coordinator.servers[variant]
         member.folder.experiment.write_text(dump_experiment(member.experiment))
         lineage = [*self.lineage[:-1], {**self.lineage[-1], "round": server.round}]
-        member.folder.update(overrides=member.overrides, **{COPIES: self.copies, LINEAGE: lineage})
+        copied = member.folder.record().get(COPIED, 0) + server.round - trained
+        member.folder.update(overrides=member.overrides, **{COPIES: self.copies, COPIED: copied, LINEAGE: lineage})
 
     def save_run(self) -> None:
         """Save this round in the run folders."""

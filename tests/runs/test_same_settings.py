@@ -1,5 +1,7 @@
 """A run that continues with an edited experiment.yaml: which edits are free, refused, or accepted and recorded."""
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -7,10 +9,15 @@ from click.testing import CliRunner
 import hedgerow
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runs import runner
+from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.same_settings import decisive_settings, same_settings
+from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
+from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.search_file import parse_search
+from hedgerow.searchspaces.tune.callbacks import SearchCallback
 
 FILE = {
     "name": "edited",
@@ -123,7 +130,11 @@ def test_an_accepted_change_is_recorded_and_continues_from_the_checkpoint(stoppe
     first = note["round"]
     assert first == 2
     assert note["settings"] == {"algorithm.lr": [0.1, 0.7], "transforms.0.norm": [1.0, 2.0]}
-    assert f"settings were changed after round {first}: algorithm.lr (0.1 -> 0.7)" in result.output + result.stderr
+    warning = "settings were changed after round 2: algorithm.lr (0.1 -> 0.7), transforms.0.norm (1.0 -> 2.0)"
+    assert warning in result.output + result.stderr
+    assert finished.warning == warning
+    # In reports and comparisons, too.
+    assert group_by_seed([Run.read(finished.folder)])[1] == [f"{stopped}: {warning}."]
     assert without_clock(finished)[:first] == without_clock(calm)[:first]
     assert without_clock(finished)[2] != without_clock(calm)[2]
     # The file is now the one that the run has continued with.
@@ -210,3 +221,25 @@ def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
         folder.experiment.write_text(text.replace(old, new))
         with pytest.raises(UserError, match=said):
             hedgerow.resume(folder.path, show=False)
+
+
+def test_the_files_of_trials_have_the_settings_that_a_search_continues_with(tmp_path):
+    space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}
+    plan = parse_search({**FILE, "search": space, "output": str(tmp_path)})
+    with new_run(plan.experiment, None, plan.dump()) as (folder, lock):
+        before = folder.record() | {"overrides": {"algorithm.lr": 0.2}, "created": "2026-01-01T10:00:00+00:00"}
+        note = {"settings": {"algorithm.batch_size": [8, 4]}, "time": "2026-01-01T11:00:00+00:00"}
+        folder.update(kind="search", changes=[note])
+        trial = expert_folder(folder.path, 1)
+        trial.path.mkdir(parents=True)
+        trial.experiment.write_text(dump_experiment(plan.trial({"algorithm.lr": 0.2})))
+        trial.update(**before)
+        edited = parse_search({**FILE, "algorithm": {**FILE["algorithm"], "batch_size": 4}, "search": space})
+        for _ in range(2):
+            callback = SearchCallback(folder.path, edited, lock, None, None, print, 10)
+            callback.on_trial_start(
+                1, [], SimpleNamespace(trial_id="00001", config={"overrides": {"algorithm.lr": 0.2}})
+            )
+    algorithm = yaml.safe_load(trial.experiment.read_text())["algorithm"]
+    assert (algorithm["batch_size"], algorithm["lr"]) == (4, 0.2)
+    assert trial.record()["changes"] == [note]

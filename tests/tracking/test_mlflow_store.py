@@ -1,7 +1,9 @@
 """The store of MLflow: its creation, its place, deleted entries, and the times of runs."""
 
+import json
 import multiprocessing
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from datetime import datetime
@@ -12,8 +14,9 @@ from mlflow.tracking import MlflowClient
 from tracked_runs import small
 
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.run_in_mlflow import push
-from hedgerow.platform.runs.runner import run
+from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.tracking.mlflow_store import MlflowPlace, default_uri, experiment_id, open_client
 
 
@@ -132,3 +135,38 @@ def test_a_run_that_was_deleted_in_mlflow_is_recorded_anew_and_an_interrupted_on
     again, times = pushed(untracked)
     assert again.info.run_id != entry.info.run_id
     assert (again.info.status, again.info.end_time, len(times)) == ("KILLED", 1_600_000_000_000, 5)
+
+
+def test_a_run_that_continues_with_an_edited_file_has_its_settings_and_rounds_and_a_copy_leaves_the_original(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+    experiment = small(tmp_path)
+    experiment = experiment.model_copy(
+        update={"checkpoints": experiment.checkpoints.model_copy(update={"every": 1, "keep": 4})}
+    )
+
+    def stop(record):
+        if record["round"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, show=stop)
+    (folder,) = tmp_path.glob("tracked-*")
+    client = MlflowClient(default_uri(tmp_path))
+    before = json.loads((folder / "run.json").read_text())["mlflow_run_id"]
+    assert len(client.get_metric_history(before, "train/loss")) == 3
+    # A run that was killed: MLflow has a round that no checkpoint has.
+    for round in (3, 4):
+        shutil.rmtree(folder / "checkpoints" / f"round-0000000{round}")
+    copied = shutil.copytree(folder, tmp_path / "copied")
+    for edited, rate in ((copied, "0.4"), (folder, "0.8")):
+        file = edited / "experiment.yaml"
+        file.write_text(file.read_text().replace("lr: 0.2", f"lr: {rate}"))
+        resume(str(edited), changed=True)
+        losses = [json.loads(line)["train_loss"] for line in (edited / "metrics.jsonl").read_text().splitlines()]
+        (entry,) = client.search_runs(["1"], f"run_name = '{edited.name}'")
+        history = client.get_metric_history(entry.info.run_id, "train/loss")
+        assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == list(enumerate(losses, 1))
+        assert (len(losses), entry.data.params["algorithm.lr"], entry.info.status) == (5, rate, "FINISHED")
+        assert client.get_run(before).info.lifecycle_stage == ("active" if edited is copied else "deleted")

@@ -125,7 +125,11 @@ def test_trials_are_ranked_by_the_mean_of_their_last_evaluations():
     assert choice(found, "validation_accuracy", "max", [], 0.5).name == "002"
     assert choice(found, "validation_accuracy", "max", []).name == "000"
     (best,) = best_per_metric(found[:2], [], smooth=0.5)
-    assert (best["trial"], best["value"]) == ("001", 0.8)
+    assert (best["metric"], best["trial"], best["value"]) == ("smoothed_validation_accuracy", "001", pytest.approx(0.8))
+    # The value that decides is shown, not the last one, which is 0.9.
+    (best,) = best_per_metric(found[:1], [], smooth=0.5)
+    assert (best["trial"], best["value"]) == ("000", pytest.approx(0.75))
+    assert trial_table([best]).texts[0]["metric"] == "smoothed validation accuracy"
 
 
 def test_trials_that_failed_or_diverged_come_after_the_others_and_are_the_best_by_no_metric():

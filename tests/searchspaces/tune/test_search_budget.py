@@ -12,11 +12,14 @@ from hedgerow.platform.common.errors import Interrupted, UserError
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
 from hedgerow.platform.tracking.formatting import scores_text
+from hedgerow.platform.tracking.run_folder import new_run
+from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.extra.replay import replay
 from hedgerow.searchspaces.hedge.standing import incomplete
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.recording import Recording
 from hedgerow.searchspaces.results.trials import expert_folder
+from hedgerow.searchspaces.tune.search_budget import SearchBudget
 from hedgerow.searchspaces.tune.search_command import search_output
 from hedgerow.searchspaces.tune.search_runner import check_search, resume_search, search
 
@@ -229,3 +232,19 @@ def test_a_replay_has_a_budget_of_its_own(tmp_path):
     recording = Recording("small", plan(tmp_path).resolved, [{}], rounds)
     with pytest.raises(UserError, match="budget has no effect in a replay; remove it, and give --budget"):
         replay(recording, "hedge", ["search.budget={client_rounds: 99}"])
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_resumed_search_pays_no_round_that_a_trial_has_from_a_copy(tmp_path):
+    wanted = budgeted(tmp_path, {"client_rounds": 1000})
+    with new_run(wanted.experiment, None, wanted.dump()) as (folder, _):
+        for number in range(2):
+            trial = expert_folder(folder.path, number)
+            trial.path.mkdir(parents=True)
+            counts = ("dropped", "scalars_down", "scalars_up", "bytes_down", "bytes_up", "exchanges")
+            record = {"participants": 6, **dict.fromkeys(counts, 0), "transmissions": 1.0, "seconds": 1.0}
+            RunLog(trial.metrics).replace({"round": i, **record} for i in range(1, 11))
+            # The second trial has taken over the model of round 8 after its own round 3.
+            trial.update(status="running", overrides={}, copied=5 * number)
+        folder.update(budget={"client_rounds": 1000, "spent": 12, "ended": False})
+        assert SearchBudget(wanted.search.budget, folder, None).spent == 6 * 10 + 6 * 5

@@ -37,7 +37,10 @@ def test_validation_samples_select_where_test_samples_disagree(finished):
     assert by_test[0] < by_test[1]
     assert finished.best.name == "000"
     assert [row["trial"] for row in finished.rows] == ["000", "001"]
-    assert {row["metric"] for row in finished.best_rows} == {"validation_accuracy", "validation_loss"}
+    assert {row["metric"] for row in finished.best_rows} == {
+        "smoothed_validation_accuracy",
+        "smoothed_validation_loss",
+    }
     assert "test_accuracy" not in finished.rows[0]
     assert finished.test_score["test_accuracy"] == by_test[0]
 
