@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,16 @@ class BatchSpec:
     """With `pooled_from`: the client is drawn anew for each sample; `size` None: all samples of these clients."""
     views: int = 0
     """Number of views of each sample, each a separate draw of the task's augmentation; 0: the sample as stored."""
+
+    def objection(self) -> str | None:
+        """Returns what is wrong with a value, and the fix; None if nothing is."""
+        for name in ("size", "epochs", "steps"):
+            number = getattr(self, name)
+            if not (isinstance(number, int | np.integer) and number > 0) and (number is not None or name == "epochs"):
+                return f"{name}={number!r}, which is no whole number above 0"
+        if self.split not in get_args(Split):
+            return f"split={self.split!r}; choose from {', '.join(get_args(Split))}"
+        return None
 
 
 ONCE = BatchSpec(EVAL_BATCH_SIZE, shuffle=False)

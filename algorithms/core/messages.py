@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 from zlib import crc32
 
 import numpy as np
+from torch import Tensor
 
 from hedgerow.algorithms.core.client_data import BatchSpec, ClientData
 from hedgerow.algorithms.core.parts import MessageSize
-from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.pytree import Tree, leaves
 
 PREDICTIONS = "predictions"
 """Key of an evaluation step's metrics that holds its predictions, see `Algorithm.predict_client`."""
@@ -94,6 +95,9 @@ ClientStep = Callable[[Any, Tree, Tree, ClientData], StepResult | tuple[Tree, Tr
 
 Reduction = Literal["mean", "sum", "stack"]
 
+Site = Literal["clients", "test", "pool", "validation"]
+"""Site where a step runs, see `Exchange.site`."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -135,7 +139,7 @@ class Exchange:
     local_inputs_per_client: Tree = field(default_factory=dict)
     padding_down: np.ndarray | None = None
     padding_up: np.ndarray | None = None
-    site: Literal["clients", "test", "pool", "validation"] = "clients"
+    site: Site = "clients"
     keyed: bool = False
     wire: MessageSize | None = None
     cohort: Cohort | None = None
@@ -151,6 +155,54 @@ class Exchange:
     def received_per_client(self) -> Tree:
         """Additional inputs of each client, one row per client, transmitted or not."""
         return {**self.per_client, **self.local_inputs_per_client}
+
+    def objection(self, cohort: Cohort) -> str | None:
+        """Returns what is wrong with the exchange, as the predicate of a sentence, and the fix; None if nothing is.
+
+        cohort: of its round or evaluation.
+        """
+        if self.reduce not in get_args(Reduction):
+            return f"has reduce={self.reduce!r}; choose from {', '.join(get_args(Reduction))}"
+        if self.site not in get_args(Site):
+            return f"has site={self.site!r}; choose from {', '.join(get_args(Site))}"
+        return self._clients_objection(cohort) or self._inputs_objection() or self._batches_objection()
+
+    def _clients_objection(self, cohort: Cohort) -> str | None:
+        clients = self.clients
+        if not isinstance(clients, np.ndarray) or clients.ndim != 1 or clients.dtype.kind not in "iu":
+            return "has `clients` that are no array of whole numbers; write cohort.clients"
+        if (np.diff(clients) <= 0).any():
+            return "has `clients` that are not ascending, or twice there; sort them with np.unique"
+        if self.site == "clients" and not (known := np.isin(clients, cohort.clients)).all():
+            return f"addresses client {clients[~known][0]}, which is not in the cohort; choose from cohort.clients"
+        if self.weights is not None and np.shape(self.weights) != clients.shape:
+            return (
+                f"has weights of shape {np.shape(self.weights)} for {len(clients)} clients; give one number for each "
+                "of its clients, such as self.weights(cohort.subset(mask))"
+            )
+        if self.reduce == "mean" and self.weights is not None and (np.asarray(self.weights) < 0).any():
+            return "has a weight below 0, which no mean has; set reduce to 'sum'"
+        return None
+
+    def _inputs_objection(self) -> str | None:
+        for name in ("broadcast", "local_inputs", "per_client", "local_inputs_per_client"):
+            tree = getattr(self, name)
+            if not isinstance(tree, dict) or not all(isinstance(leaf, Tensor) for leaf in leaves(tree)):
+                return f"has a `{name}` that is no dictionary of tensors; write torch.tensor(...) for a number"
+            rows = next((len(leaf) if leaf.dim() else 0 for leaf in leaves(tree)), 0)
+            if name.endswith("per_client") and any(leaf.shape[:1] != (len(self.clients),) for leaf in leaves(tree)):
+                return f"has {rows} rows in `{name}` for {len(self.clients)} clients; give one row for each"
+        return None
+
+    def _batches_objection(self) -> str | None:
+        if not isinstance(self.batches, Mapping):
+            return "has `batches` that are no dictionary; write batches={'train': BatchSpec(...)}"
+        for stream, spec in self.batches.items():
+            if not isinstance(spec, BatchSpec):
+                return f"has no BatchSpec as stream {stream!r} of its batches; write BatchSpec(...)"
+            if reason := spec.objection():
+                return f"has a stream {stream!r} with {reason}"
+        return None
 
 
 class Predictions(NamedTuple):

@@ -27,7 +27,7 @@ Parts = Mapping[str, Mapping[str, Part]]
 class ContractError(ValueError):
     """An algorithm does not do what it declares, such as a step that does not return its `parts`.
 
-    key: hyperparameter that names the user's code at fault; None: the algorithm itself.
+    key: key of the experiment file that names the user's code at fault; None: the algorithm itself.
     """
 
     def __init__(self, message: str, key: str | None = None):

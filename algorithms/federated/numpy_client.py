@@ -26,7 +26,7 @@ from hedgerow.algorithms.core.task import Task, trainable
 
 Scalar = bool | int | float | str
 
-FACTORY = "client_fn"
+FACTORY = "algorithm.client_fn"
 """Hyperparameter that names the factory of the clients."""
 
 MESSAGE_APP = "ClientApp"

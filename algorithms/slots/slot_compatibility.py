@@ -97,6 +97,11 @@ def _wrong_declaration(inner: Algorithm, hyper: SlottedHyper, initial: Tree) -> 
     is_own = not type(inner).__module__.startswith("hedgerow.")
     if changes_updates(hyper) and not inner.parts and is_own and (doubt := inner.inferred.doubt):
         return f"{where}: the slots of this experiment need to know what its clients send, and {doubt}; declare `parts`"
+    if aggregation.weighting is not None and not (inner.parts or inner.weighting) and is_own:
+        return (
+            f"{where}: aggregation.weighting needs to know whether `round` takes its weights from `self.weights`; "
+            "declare `weighting` if it does"
+        )
     needed = inner.parts if changes_updates(hyper) else {}
     for step, parts in needed.items():
         if not callable(getattr(inner, step, None)):

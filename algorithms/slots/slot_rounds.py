@@ -17,7 +17,7 @@ from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
 from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
-from hedgerow.algorithms.core.pytree import Tree, add, leaves, shapes_of, sub, tree_map, zeros_like
+from hedgerow.algorithms.core.pytree import Tree, add, flatten, leaves, shapes_of, sub, tree_map, zeros_like
 from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.algorithms.slots.middleware import AS_IS, ComposedAlgorithm, Middleware
 from hedgerow.algorithms.slots.slot_compatibility import (
@@ -244,7 +244,9 @@ class SlotRounds(Middleware):
                 self.has_too_few = True
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
             else:
-                update = rule.combine(update, counted)
+                update = _checked_update(rule.combine(update, counted), likes, "combine", "aggregation.rule")
+                # Weights are in double precision.
+                update = tree_map(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, update)
         # Noise that two trials share would not hide the difference of their updates.
         trial = "" if self.cohort.trial is None else f" of trial {self.cohort.trial}"
         for i, transform in reversed(list(enumerate(self.slots.transforms))):
@@ -259,7 +261,13 @@ class SlotRounds(Middleware):
                     if result.contributed.any()
                 }
                 state = {**_get(self.states, path), **reports}
-                output, state = transform.server(source, state, like, seed, result.updates, self._bound_before(i, step))
+                output, state = _checked_pair(
+                    transform.server(source, state, like, seed, result.updates, self._bound_before(i, step)),
+                    state,
+                    like,
+                    "server",
+                    f"transforms.{i}.kind",
+                )
                 update = output if transform.joint else {**update, place: output}
                 if state:
                     _put(self.states, path, state)
@@ -296,7 +304,8 @@ class SlotRounds(Middleware):
         context: Any = None
         if objective is not None:
             whole = {"w": self.inner.client_model(down, inner_state)} if "w" in down else {}
-            loss, context = objective.begin(task, hp, {**down, **whole}, slot_state.get(OBJECTIVE, {}), data)
+            begun = objective.begin(task, hp, {**down, **whole}, slot_state.get(OBJECTIVE, {}), data)
+            loss, context = _pair(begun, "begin", "loss, context", "objective.kind")
             inner = copy(self.inner)
             inner.task = task.with_loss(loss)
             step = getattr(inner, name)
@@ -308,7 +317,9 @@ class SlotRounds(Middleware):
             )
         if objective is not None and model is not None:
             with evaluation_mode():
-                memory, extra = objective.end(task, hp, model, slot_state.get(OBJECTIVE, {}), context, data)
+                ended = objective.end(task, hp, model, slot_state.get(OBJECTIVE, {}), context, data)
+            memory, extra = _pair(ended, "end", "state, metrics", "objective.kind")
+            _check_kept(memory, slot_state.get(OBJECTIVE, {}), "end", "objective.kind")
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if rewrites:
             up, new_state, transforms, reports = self._sent(
@@ -361,7 +372,13 @@ class SlotRounds(Middleware):
                 path, source = (str(i), step, place or "joint"), update if transform.joint else update[place]
                 key = _key(transform, data, f"{i} {place}")
                 before = {**_get(states, path), **_get(received, (str(i), place or "joint"))}
-                output, transform_state = transform.client(hp.transforms[i], source, before, key)
+                output, transform_state = _checked_pair(
+                    transform.client(hp.transforms[i], source, before, key),
+                    {**before, **dict.fromkeys(transform.reports)},
+                    None if transform.encodes else source,
+                    "client",
+                    f"transforms.{i}.kind",
+                )
                 reports |= {_report(path, key): transform_state[key] for key in transform.reports}
                 foreign = (*transform.receives, *transform.reports)
                 transform_state = {key: entry for key, entry in transform_state.items() if key not in foreign}
@@ -417,6 +434,49 @@ def _key(slot: Attack | Transform, data: ClientData, purpose: str) -> Tensor | N
         return None
     assert data.key is not None
     return subkey(data.key, crc32(purpose.encode()))
+
+
+def _checked_pair(answer: Any, state: Tree, like: Tree | None, method: str, key: str) -> tuple[Tree, Tree]:
+    """Returns the answer of a method of a transform. Raises ContractError if it is not (update, state).
+
+    state: before it. like: tree with the shapes of the update; None: it is an encoding. key: names the transform.
+    """
+    update, after = _pair(answer, method, "update, state", key)
+    if like is not None:
+        _checked_update(update, like, method, key)
+    _check_kept(after, state, method, key)
+    return update, after
+
+
+def _pair(answer: Any, method: str, wanted: str, key: str) -> tuple[Any, Any]:
+    """Returns the two values of an answer. Raises ContractError if it is something else. wanted: their names."""
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise ContractError(f"`{method}` returns {type(answer).__name__}; return a tuple ({wanted})", key)
+    return answer
+
+
+def _check_kept(after: Any, before: Tree, method: str, key: str) -> None:
+    """Raises ContractError if a method adds an entry to its state, which the next round would not have."""
+    if not isinstance(after, dict):
+        raise ContractError(f"`{method}` returns {type(after).__name__} as its state; return a dictionary", key)
+    if lost := next((name for name in after if name not in before), None):
+        start = "init_server" if method == "server" else "init_client"
+        raise ContractError(
+            f"`{method}` adds {lost!r} to its state, which `{start}` does not return; return its first value there", key
+        )
+
+
+def _checked_update(update: Any, like: Tree, method: str, key: str) -> Tree:
+    """Returns an update. Raises ContractError if it has other names or shapes. like: tree with the right ones."""
+    if not (isinstance(update, dict) and all(isinstance(leaf, Tensor) for leaf in leaves(update))):
+        raise ContractError(f"`{method}` returns {type(update).__name__}, not a tree; return a tree of tensors", key)
+    if shapes_of(update) != (shapes := shapes_of(like)):
+        raise ContractError(
+            f"`{method}` returns an update with other names or shapes than those of the model, such as "
+            f"{next(iter(flatten(shapes).items()), None)}; return one tensor for each of its parameters",
+            key,
+        )
+    return update
 
 
 def _report(path: tuple[str, ...], key: str) -> str:

@@ -58,7 +58,9 @@ def check_no_reuse(earlier: Iterable[tuple[Tree, Content]], new: Tree) -> None:
     for tree, content in earlier:
         # Two clients may have the same constant. NaN is no change.
         if any(leaf.data_ptr() in memory for leaf in leaves(tree)) and str(content_of(tree)) != str(content):
-            raise ContractError("a step returns memory that the step of a later client changes; return clones", "name")
+            raise ContractError(
+                "a step returns memory that the step of a later client changes; return clones", "algorithm.name"
+            )
 
 
 TOGETHER, WAITING_BYTES = 4, 2**25

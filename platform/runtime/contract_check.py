@@ -7,7 +7,8 @@ and copy of torch's generator.
 
 import logging
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -19,6 +20,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.algorithm import Algorithm, Need
 from hedgerow.algorithms.core.client_data import ClientData, UnknownStreamError
 from hedgerow.algorithms.core.inference import shorter
+from hedgerow.algorithms.core.kept_values import kept_values
 from hedgerow.algorithms.core.keyed_random import other_generators
 from hedgerow.algorithms.core.messages import (
     PREDICTIONS,
@@ -56,6 +58,12 @@ SAMPLES, STEPS = 8, 2
 
 LOOPS = ("_steps", "_rounds", "_terms")
 """Suffixes of hyperparameters that set how often something is repeated inside a step or a round."""
+
+FEWER = 3
+"""Maximum number of samples of the last of several clients."""
+
+OF_SERVER = "draw from a torch.Generator with a seed, in a round from cohort.seed_for"
+"""Advice for code that runs at the server."""
 
 LARGE = 10**6
 """Number of parameters from which the dry run uses one client, one mini-batch of two samples, and scores no model."""
@@ -101,6 +109,8 @@ def check_contract(
         except UserError:
             raise
         except ContractError as error:
+            if error.key is not None:
+                raise UserError(f"{error.key}: {error}") from error
             who = f"{type(inner).__name__} breaks the contract of an algorithm"
             raise UserError(f"algorithm.name: {who}: {error}") from error
         except Exception as error:
@@ -113,9 +123,14 @@ def check_contract(
     _passed.add(key)
 
 
-def _few(samples: Samples, number: int) -> Samples:
-    """Samples reduced to at most `number` per client."""
-    splits = {name: part._replace(sizes=np.minimum(part.sizes, number)) for name, part in samples.splits.items()}
+def _few(samples: Samples, number: int, last: int | None = None) -> Samples:
+    """Samples reduced to at most `number` per client. last: client with at most FEWER; None: there is none."""
+    splits = {}
+    for name, part in samples.splits.items():
+        sizes = np.minimum(part.sizes, number)
+        if last is not None and last < len(sizes):
+            sizes[last] = min(sizes[last], FEWER)
+        splits[name] = part._replace(sizes=sizes)
     return replace(samples, splits=splits, owners=_few(samples.owners, number) if samples.owners else None)
 
 
@@ -132,6 +147,8 @@ class _Contract(Middleware):
         self.inner = inner
         self.step = ""
         """Name of the step that ran last."""
+        self.lost = ""
+        """An entry of a client state that ends with the round."""
         self.has_models = False
         """Whether a step has returned clients' own models."""
         self._last_results: dict[str, tuple[Tree, Content]] = {}
@@ -141,7 +158,8 @@ class _Contract(Middleware):
 
     def generate(self, method: Callable[[Tree, Cohort], Exchanges], server: Tree, cohort: Cohort) -> Exchanges:
         """Run a method of the server's half, and check what it yields and returns."""
-        name, reply = method.__name__, None
+        name, reply, before = method.__name__, None, dict(server)
+        content, number = content_of(before), 0
         generator = method(server, cohort)
         if not isinstance(generator, Generator):
             raise ContractError(f"`{name}` is not a generator; yield an Exchange for every broadcast")
@@ -149,7 +167,17 @@ class _Contract(Middleware):
             try:
                 request = generator.send(reply)
             except StopIteration as stop:
-                self.check_result(name, server, stop.value)
+                if str(content_of(before)) != str(content):
+                    raise ContractError(
+                        f"`{name}` changes tensors of its server state in place, and a round may run again; make new "
+                        "ones"
+                    ) from None
+                if self.lost and name == "round" and number == 1:
+                    raise ContractError(
+                        f"its step `{self.step}` returns {self.lost!r} in the client state, which `init_client` does "
+                        "not return, so that it would be lost after the round; return its first value there"
+                    ) from None
+                self.check_result(name, before, stop.value)
                 return stop.value
             for exchange in request if isinstance(request, list) else [request]:
                 if not isinstance(exchange, Exchange):
@@ -158,10 +186,13 @@ class _Contract(Middleware):
                     raise ContractError(
                         f"the step of an Exchange in `{name}` is not a method of the algorithm; write step=self.NAME"
                     )
+                if reason := exchange.objection(cohort):
+                    raise ContractError(f"the Exchange of `{exchange.step.__name__}` {reason}")
                 sent = {"all": exchange.received, "own": exchange.received_per_client}
                 if any(leaf.dtype == torch.bfloat16 for leaf in leaves(sent)):
                     raise ContractError(f"`{name}` sends bfloat16, which messages do not carry; send float32")
-            self.trains = name == "round"
+                number += 1
+            self.trains, self.lost = name == "round", ""
             self._last_results.clear()
             reply = yield request
 
@@ -232,10 +263,13 @@ class _Contract(Middleware):
             if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
                 raise ContractError(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
-        if self.trains and result.state and (mismatch := difference(self.inner.init_client(), result.state)):
-            raise ContractError(
-                f"the client state that `{self.step}` returns {mismatch} `init_client`; return the complete state"
-            )
+        if self.trains and result.state:
+            initial = self.inner.init_client()
+            if mismatch := difference(initial, result.state):
+                raise ContractError(
+                    f"the client state that `{self.step}` returns {mismatch} `init_client`; return the complete state"
+                )
+            self.lost = next((key for key in result.state if key not in initial), "")
         return result
 
 
@@ -248,6 +282,7 @@ class _DryRun:
         self.experiment, self.algorithm, self.data, self.is_large = experiment, algorithm, (dataset, partition), large
         self.inner, self.middleware = algorithm.inner, algorithm.middleware
         self.contract = _Contract(algorithm.inner)
+        self.is_own = not type(algorithm.inner).__module__.startswith("hedgerow.")
         sizes = partition.train_sizes
         if self.inner.trains_on == "stream":
             self.clients, self.population = np.zeros(1, np.int64), experiment.rounds
@@ -258,7 +293,11 @@ class _DryRun:
 
     def run(self, samples: int) -> None:
         """Run round 1 and an evaluation with at most `samples` of each client, in a loop and batched."""
+        # With fewer samples, the mini-batches of the last client are padded where clients are batched.
+        last = int(self.clients[-1]) if len(self.clients) > 1 and samples == SAMPLES else None
         sizes = np.minimum(self.data[1].train_sizes, samples)
+        if last is not None:
+            sizes[last] = min(sizes[last], FEWER)
         cohort = Cohort(
             1, self.clients, sizes[self.clients], self.population, 1, self.experiment.seed, population_sizes=sizes
         )
@@ -266,13 +305,18 @@ class _DryRun:
         for middleware in ([], self.middleware) if self.middleware else ([],):
             self.algorithm.middleware = [self.contract, *middleware]
             worker = Worker([self.algorithm], *self.data, self.experiment.seed)
-            worker.samples = {place: _few(some, samples) for place, some in worker.samples.items()}
+            worker.samples = {
+                place: _few(some, samples, last if place == "clients" else None)
+                for place, some in worker.samples.items()
+            }
             may_batch, is_forced = self._may_batch(), self.experiment.engine.mode == "vmap"
-            if not (may_batch and is_forced):
-                self._run(cohort, worker, "loop", samples)
+            is_compared = may_batch and last is not None and not middleware and self.is_own
+            one_by_one = None
+            if not (may_batch and is_forced) or is_compared:
+                one_by_one = self._run(cohort, worker, "loop", samples)
             if may_batch:
                 try:
-                    self._run(cohort, worker, "vmap", samples)
+                    at_once = self._run(cohort, worker, "vmap", samples)
                 except (UserError, ContractError, PlanFailed):
                     raise
                 except Exception as error:
@@ -282,33 +326,69 @@ class _DryRun:
                         # A step that fails for one client, too, is reported as that.
                         self._run(cohort, worker, "loop", samples)
                     raise self._not_batched(worker.samples["clients"], error) from error
+                if is_compared and one_by_one and _differs(one_by_one, at_once):
+                    raise ContractError(
+                        "a step gives other numbers for several clients at once than for one client after the other; "
+                        "leave out the padding of mini-batches by `batch.mask` and `batch.active`, as `minimize` does, "
+                        "or set engine.mode to loop"
+                    )
 
-    def _run(self, cohort: Cohort, worker: Worker, mode: Any, samples: int) -> None:
-        """Run round 1 and an evaluation. mode: how the steps of clients run."""
+    def _run(self, cohort: Cohort, worker: Worker, mode: Any, samples: int) -> Tree:
+        """Run round 1 and an evaluation. mode: how the steps of clients run. Returns the change of the server state in
+        the round and the metrics of each exchange; {} if they follow from random numbers.
+        """
         experiment, algorithm = self.experiment, self.algorithm
         update = {"engine": EngineConfig(mode=mode, compile=False)}
-        initial = algorithm.init_client()
+        with _seeded_draws("`init_client`", OF_SERVER):
+            initial = algorithm.init_client()
         store = StateStore(initial, self.population, len(self.clients)) if initial else None
         executor = Executor([experiment.model_copy(update=update)], InProcess(lambda: worker), 1, [store])
+
+        keyed: list[bool] = []
+        metrics: list[dict[str, np.ndarray]] = []
 
         def drive(generator: Any, first: int = 0) -> Any:
             """Run a generator of exchanges; returns its return value, or None if every client diverged."""
             steps, answers = Delivery(cohort, 0, first).around(generator), None
             try:
                 while True:
-                    exchanges = steps.send(answers)
+                    with _seeded_draws("the server's half of a round", OF_SERVER):
+                        exchanges = steps.send(answers)
                     few = 1 if self.is_large else STEPS
-                    answers = executor.run(
-                        [replace(one, batches=shorter(one.batches, few, samples)) for one in exchanges]
-                    )
+                    short = [replace(one, batches=shorter(one.batches, few, samples)) for one in exchanges]
+                    sent = [str(content_of(one.received)) for one in short]
+                    with _seeded_draws(
+                        "a transform, an attack or an objective", "set its `is_random`, and draw none in a loss"
+                    ):
+                        answers = executor.run(short)
+                    keyed.extend(one.keyed for one in short)
+                    metrics.extend(answer.metrics for answer in answers)
+                    for one, content in zip(short, sent, strict=True):
+                        if str(content_of(one.received)) != content:
+                            raise ContractError(
+                                f"its step `{one.step.__name__.removesuffix(AS_IS)}` changes what it receives in "
+                                "place, which all clients share; change a clone"
+                            )
             except StopIteration as stop:
                 return stop.value
             except NoContributionsError:
                 return None
 
+        kept = kept_values(self.inner)
         try:
-            before = algorithm.init_server()
+            with _seeded_draws("`init_server`", OF_SERVER):
+                before = algorithm.init_server()
             server = drive(algorithm.round(before, cohort)) or before
+            outcome: Tree = {}
+            if not any(keyed):
+                changes = tree_map(_change, before, server)
+                outcome = {"state": changes, "metrics": dict(enumerate(metrics))}
+            after = kept_values(self.inner)
+            if changed := next((name for name in after if after[name] != kept.get(name)), None):
+                raise ContractError(
+                    f"a round changes {changed!r}, which no checkpoint and no other process has; keep what changes in "
+                    "the state of the server or of a client, and compute constants in `__init__`"
+                )
             # Unless it adapts the common model, a personal model is part of the state and no average is scored.
             keeps_models = self.inner.is_personal and not isinstance(self.inner, Adapting)
             if experiment.evaluation.follows and (keeps_models or not self.contract.has_models):
@@ -319,7 +399,7 @@ class _DryRun:
                 stale = StaleRound(schedule, 0, arrived, {}, self.inner.parts, algorithm.hyper)
                 drive(stale.around(algorithm.round(before, cohort)))
             if self.is_large:
-                return
+                return outcome
             nobody = cohort.subset(np.zeros(len(cohort.clients), bool))
             scored = cohort if experiment.evaluation.clients else nobody
             confuses = experiment.evaluation.confusion_matrix
@@ -334,6 +414,7 @@ class _DryRun:
                         "`evaluate` scores no samples of the split `held_out`, which `task.validation` replaces; yield "
                         "such an Exchange, or remove `task.validation`"
                     )
+            return outcome
         finally:
             executor.close()
 
@@ -363,6 +444,34 @@ class _DryRun:
                 place = "task.loss: the loss" if name == "loss" else f"task.metrics: {name}"
                 return UserError(f"{place} {works}; {advice}")
         return ContractError(f"its step `{self.contract.step}` {works}; {advice}")
+
+
+def _change(old: Tensor, new: Tensor) -> Tensor:
+    """Change of an entry of the server state, which may be empty at first."""
+    return new.double() - old.double() if old.shape == new.shape else new.double()
+
+
+def _differs(one: Tree, other: Tree) -> bool:
+    """Whether two outcomes of a round differ by more than rounding."""
+    for mine, theirs in zip(leaves(one), leaves(other), strict=True):
+        a, b = (torch.as_tensor(leaf).double().nan_to_num(0.0, 0.0, 0.0) for leaf in (mine, theirs))
+        if a.shape != b.shape or (a.numel() and (a - b).abs().max() > 0.01 * max(a.abs().max(), 1e-4)):
+            return True
+    return False
+
+
+@contextmanager
+def _seeded_draws(who: str, advice: str) -> Iterator[None]:
+    """Context in which user code draws from no generator of the process. Raises ContractError if it does."""
+    drawn, others, end = torch.get_rng_state(), other_generators(), None
+    try:
+        yield
+    except StopIteration as stop:
+        end = stop
+    if other_generators() != others or not torch.equal(torch.get_rng_state(), drawn):
+        raise ContractError(f"{who} draws random numbers that no seed determines, or sets a seed; {advice}")
+    if end is not None:
+        raise end
 
 
 def _is_tree(value: Any) -> bool:

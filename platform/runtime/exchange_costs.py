@@ -10,6 +10,7 @@ from hedgerow.algorithms.core.client_data import BatchSpec, Split
 from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange, ExchangeSteps
 from hedgerow.algorithms.core.pytree import Tree, leaves
 from hedgerow.algorithms.slots.middleware import Middleware
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data.partition import Slices
 
 
@@ -82,7 +83,7 @@ class Delivery(Middleware):
     """Adds to exchanges what the executor needs, and keeps their results and costs.
 
     variant: index of the server. first: position of the first exchange. results: one list per group of parallel
-    exchanges. Raises NoContributionsError when all clients of a group diverged.
+    exchanges. Raises NoContributionsError when all clients of a group diverged, and UserError for a wrong exchange.
     """
 
     def __init__(self, cohort: Cohort, variant: int, first: int = 0):
@@ -91,6 +92,10 @@ class Delivery(Middleware):
         self.cost = CommunicationCost()
 
     def parallel(self, exchanges: list[Exchange], number: int) -> ExchangeSteps:
+        for exchange in exchanges:
+            if reason := exchange.objection(self.cohort):
+                where = f"the Exchange of `{exchange.step.__name__}` (round {self.cohort.round})"
+                raise UserError(f"algorithm.name: {where} {reason}")
         results = yield [
             replace(exchange, cohort=self.cohort, position=at, variant=self.variant)
             for at, exchange in enumerate(exchanges, self.first + number)

@@ -174,22 +174,23 @@ def _check_functions(experiment: Experiment, dataset: Dataset) -> None:
 
 
 def _reads_padding(measure: ScoreFunction, dataset: Dataset) -> bool:
-    """Whether the sums of a loss or metric depend on a sample that is padding."""
-    targets, mask = torch.from_numpy(dataset.y_train[:2].copy()), torch.tensor([1.0, 1.0, 0.0])
+    """Whether the sums of a loss or metric depend on a sample that is padding, or on whether there is one."""
+    targets = torch.from_numpy(dataset.y_train[:2].copy())
     outputs = torch.randn(len(targets), *dataset.output_shapes[-1], generator=torch.Generator().manual_seed(0))
 
-    def sums(padding: int) -> Tensor:
-        rows = torch.tensor([0, len(targets) - 1, padding])
+    def sums(*padding: int) -> Tensor:
+        rows, mask = torch.tensor([0, len(targets) - 1, *padding]), torch.tensor([1.0, 1.0] + [0.0] * len(padding))
         with seeded(0):
-            return torch.stack(measure.sums(outputs[rows], targets[rows], mask))
+            return torch.stack([part.double() for part in measure.sums(outputs[rows], targets[rows], mask)])
 
     try:
-        first, second = sums(0), sums(len(targets) - 1)
+        plain, first, second = sums(), sums(0), sums(len(targets) - 1)
     except Exception:
         # Outputs of no model may mean nothing to it.
         return False
-    finite = first.isfinite().all() and second.isfinite().all()
-    return bool(finite) and not torch.allclose(first, second, rtol=1e-4)
+    if not torch.stack([plain, first, second]).isfinite().all():
+        return False
+    return not (torch.allclose(plain, first, rtol=1e-4) and torch.allclose(plain, second, rtol=1e-4))
 
 
 Data = tuple[Dataset, Partition]

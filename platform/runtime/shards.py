@@ -7,15 +7,12 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from hedgerow.algorithms.core.client_data import BatchSpec
-from hedgerow.algorithms.core.messages import Cohort, Exchange, Reduction
+from hedgerow.algorithms.core.messages import Cohort, Exchange, Reduction, Site
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 
 EVALUATION = 1_000_000
 """Position of the first exchange of an evaluation; the exchanges of a round are numbered from 0."""
-
-Site = Literal["clients", "test", "pool", "validation"]
-"""Site where a step runs, see `Exchange.site`."""
 
 
 @dataclass(frozen=True)

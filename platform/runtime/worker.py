@@ -172,7 +172,7 @@ class Worker:
                 if error.key is None:
                     raise
                 # The user's code may fail in a later round than the one of the contract check.
-                raise UserError(f"algorithm.{error.key}: {error} (round {first_of_group.round})") from error
+                raise UserError(f"{error.key}: {error} (round {first_of_group.round})") from error
             except Exception as error:
                 if first_of_group.plan.simpler is None or not (
                     isinstance(error, CaptureFailed) or is_out_of_memory(error)
@@ -239,6 +239,11 @@ class Worker:
                     part.predictions += [None] * (rows.stop - rows.start)
                 weights = variant_weights[rows]
                 if shard.weighted_by:
+                    if shard.weighted_by not in metrics:
+                        raise ContractError(
+                            f"step {shard.step} reports no metric {shard.weighted_by!r}, which weights its clients",
+                            "algorithm.name",
+                        )
                     weights = weights * metrics[shard.weighted_by].detach().to(weights.device, torch.float64)
                 finite = part.add(up, weights, metrics)
                 if shard.keeps_states and (state or self.track_models):

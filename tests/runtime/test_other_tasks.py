@@ -198,6 +198,10 @@ def relative(outputs, targets, mask):
     return errors / errors.detach().mean()
 
 
+def length(outputs, targets, mask):
+    return ((outputs - targets).abs() * mask).sum(), torch.tensor(float(len(targets)))
+
+
 def noisy(outputs, targets, mask):
     return (outputs + torch.randn_like(outputs) - targets).abs()
 
@@ -255,6 +259,7 @@ def test_a_loss_and_metrics_of_ones_own_in_a_run_and_its_record(own):
         ({"loss": "own_scores.share"}, "task.loss: own_scores.share has no gradient"),
         ({"loss": "own_scores.relative"}, "task.loss: own_scores.relative depends on samples for which its argument "
          "`mask` is 0"),
+        ({"loss": "own_scores.length"}, "task.loss: own_scores.length depends on samples for which its argument"),
         ({"loss": "own_scores.noisy"}, "its step `train`, or the loss, draws random numbers that no seed determines"),
         ({"loss": "own_scores.branching"}, "task.loss: the loss works for one client, but not for several at once"),
         ({"metrics": [{"name": "own_scores.branching", "mode": "min"}]}, "task.metrics: branching works for one "

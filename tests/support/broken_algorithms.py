@@ -5,12 +5,16 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from hedgerow.algorithms.aggregators.aggregator import Aggregator
 from hedgerow.algorithms.core.client_data import BatchSpec
 from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.parts import Part
+from hedgerow.algorithms.core.pytree import tree_map
 from hedgerow.algorithms.federated.fedavg import FedAvg
+from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.algorithms.optim.local_sgd import minimize
 from hedgerow.algorithms.transforms.sketching import Sketch
+from hedgerow.algorithms.transforms.transform import Transform
 
 
 class Plain(FedAvg):
@@ -263,3 +267,171 @@ class ReportsNoModel(FedAvg):
 
 class JointSketch(Sketch):
     joint = True
+
+
+class ChangesMessage(Plain):
+    def train(self, hp, down, state, data):
+        update, state, metrics = super().train(hp, down, state, data)
+        for name, p in down["w"].items():
+            p.copy_(update["w"][name])
+        return update, state, metrics
+
+
+class ChangesServer(Plain):
+    def init_server(self):
+        return {"w": self.task.init(), "rounds": torch.zeros(())}
+
+    def round(self, server, cohort):
+        server["rounds"] += 1
+        after = yield from super().round(server, cohort)
+        return {**server, **after}
+
+
+class CountsItself(Plain):
+    rounds = 0
+
+    def round(self, server, cohort):
+        self.rounds += 1
+        return (yield from super().round(server, cohort))
+
+
+class OwnGenerator(Plain):
+    def __init__(self, hyper, task):
+        super().__init__(hyper, task)
+        self.rng = np.random.default_rng(0)
+
+    def round(self, server, cohort):
+        w = {name: p + 0.01 * float(self.rng.normal()) for name, p in server["w"].items()}
+        return (yield from super().round({"w": w}, cohort))
+
+
+class LateState(Plain):
+    def train(self, hp, down, state, data):
+        update, _, metrics = super().train(hp, down, state, data)
+        return update, {"n": state.get("n", torch.zeros(())) + 1}, metrics
+
+
+class DrawsAtServer(Plain):
+    def round(self, server, cohort):
+        after = yield from super().round(server, cohort)
+        return {"w": {name: p + torch.randn(()) for name, p in after["w"].items()}}
+
+
+class DrawsAtStart(Plain):
+    def init_server(self):
+        return {"w": {name: p + np.random.normal() for name, p in self.task.init().items()}}
+
+
+class IgnoresMask(Plain):
+    """Its loss counts the padding of a mini-batch, which only batched clients have."""
+
+    def train(self, hp, down, state, data):
+        w = down["w"]
+        for batch in data.batches():
+            gradient = torch.func.grad(lambda w, batch=batch: self.cross_entropy(w, batch))(w)
+            w = {name: p - hp.lr * gradient[name] for name, p in w.items()}
+        return {"w": w}, state, {}
+
+    def cross_entropy(self, w, batch):
+        return torch.nn.functional.cross_entropy(self.task.logits(w, batch.x), batch.y)
+
+
+class IgnoresActive(Plain):
+    """It decays the model in steps that a client of a batch does not have."""
+
+    def train(self, hp, down, state, data):
+        w = down["w"]
+        for batch in data.batches():
+            gradient = torch.func.grad(self.task.loss)(w, batch)
+            w = {name: 0.9 * p - hp.lr * gradient[name] for name, p in w.items()}
+        return {"w": w}, state, {}
+
+
+class _Sends(Plain):
+    """Sends another exchange."""
+
+    def changes(self, server, cohort):
+        raise NotImplementedError
+
+    def round(self, server, cohort):
+        usual = {"broadcast": {"w": server["w"]}, "clients": cohort.clients, "batches": self.hyper.batches}
+        result = yield Exchange(self.train, **{**usual, **self.changes(server, cohort)})
+        return {"w": result.up["w"]}
+
+
+class LongWeights(_Sends):
+    def changes(self, server, cohort):
+        return {"clients": cohort.clients[1:], "weights": self.weights(cohort)}
+
+
+class Backwards(_Sends):
+    def changes(self, server, cohort):
+        return {"clients": cohort.clients[::-1]}
+
+
+class Strangers(_Sends):
+    def changes(self, server, cohort):
+        return {"clients": np.arange(cohort.population)}
+
+
+class LongRows(_Sends):
+    def changes(self, server, cohort):
+        return {"per_client": {"row": torch.arange(cohort.population)}}
+
+
+class Median(_Sends):
+    def changes(self, server, cohort):
+        return {"reduce": "median"}
+
+
+class SendsNumber(_Sends):
+    def changes(self, server, cohort):
+        return {"broadcast": {"w": server["w"], "round": cohort.round}}
+
+
+class NoSteps(_Sends):
+    def changes(self, server, cohort):
+        return {"batches": {"train": BatchSpec(8, steps=0)}}
+
+
+class LongWeightsLater(_Sends):
+    def changes(self, server, cohort):
+        return {"clients": cohort.clients[cohort.round - 1 :], "weights": self.weights(cohort)}
+
+
+class Scalars(Aggregator):
+    def combine(self, updates, weights):
+        return tree_map(torch.mean, updates)
+
+
+class Precise(Aggregator):
+    def combine(self, updates, weights):
+        return tree_map(lambda leaf: torch.tensordot(weights / weights.sum(), leaf.double(), 1), updates)
+
+
+class DrawingRule(Aggregator):
+    def combine(self, updates, weights):
+        return tree_map(lambda leaf: leaf[torch.randint(len(leaf), ())], updates)
+
+
+class Remembers(Transform):
+    def client(self, hp, update, state, key):
+        return update, {"n": state.get("n", torch.zeros(())) + 1}
+
+
+class Mean(Transform):
+    def client(self, hp, update, state, key):
+        return tree_map(torch.mean, update), state
+
+
+class Unkeyed(Transform):
+    def client(self, hp, update, state, key):
+        return tree_map(lambda leaf: leaf + torch.randn(()), update), state
+
+
+class LateObjective(Objective):
+    def begin(self, task, hp, down, state, data):
+        return task.loss, None
+
+    def end(self, task, hp, w, state, context, data):
+        return {"n": state.get("n", torch.zeros(())) + 1}, {}

@@ -41,6 +41,21 @@ BROKEN = [
     ("SendsHalf", "`round` sends bfloat16, which messages do not carry; send float32"),
     ("Draws", "its step `train`, or the loss, draws random numbers that no seed determines, or sets a seed"),
     ("DrawsElsewhere", "its step `train`, or the loss, draws from NumPy or Python's random, which no seed determines"),
+    ("ChangesMessage", "its step `train` changes what it receives in place, which all clients share; change a clone"),
+    ("ChangesServer", "`round` changes tensors of its server state in place, and a round may run again; make new ones"),
+    ("CountsItself", "a round changes 'rounds', which no checkpoint and no other process has; keep what changes in"),
+    ("OwnGenerator", "a round changes 'rng', which no checkpoint and no other process has"),
+    ("LateState", "its step `train` returns 'n' in the client state, which `init_client` does not return, so that it"),
+    ("DrawsAtServer", "the server's half of a round draws random numbers that no seed determines"),
+    ("DrawsAtStart", "`init_server` draws random numbers that no seed determines, or sets a seed"),
+    ("IgnoresMask", "a step gives other numbers for several clients at once than for one client after the other"),
+    ("LongWeights", r"the Exchange of `train` has weights of shape \(2,\) for 1 clients; give one number for each"),
+    ("Backwards", "the Exchange of `train` has `clients` that are not ascending, or twice there"),
+    ("Strangers", "the Exchange of `train` addresses client 1, which is not in the cohort; choose from cohort.clients"),
+    ("LongRows", "the Exchange of `train` has 6 rows in `per_client` for 2 clients; give one row for each"),
+    ("Median", "the Exchange of `train` has reduce='median'; choose from mean, sum, stack"),
+    ("SendsNumber", "the Exchange of `train` has a `broadcast` that is no dictionary of tensors"),
+    ("NoSteps", "the Exchange of `train` has a stream 'train' with steps=0, which is no whole number above 0"),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]
 
@@ -90,6 +105,47 @@ def test_a_step_whose_exchange_is_keyed_draws_the_same_numbers_again(tmp_path):
         return [record["test_loss"] for record in found.records]
 
     assert scores(0) == scores(0) != scores(1)
+
+
+@pytest.mark.parametrize(
+    ("slot", "said"),
+    [
+        ({"aggregation": {"rule": {"kind": "broken_algorithms.Scalars"}}}, "aggregation.rule: `combine` returns an "
+         "update with other names or shapes"),
+        ({"aggregation": {"rule": {"kind": "broken_algorithms.DrawingRule"}}}, "the server's half of a round draws"),
+        ({"transforms": [{"kind": "broken_algorithms.Remembers"}]}, "transforms.0.kind: `client` adds 'n' to its "
+         "state, which `init_client` does not return"),
+        ({"transforms": [{"kind": "broken_algorithms.Mean"}]}, "transforms.0.kind: `client` returns an update with"),
+        ({"transforms": [{"kind": "broken_algorithms.Unkeyed"}], "engine": {"mode": "loop"}}, "set its `is_random`"),
+        ({"objective": {"kind": "broken_algorithms.LateObjective"}}, "objective.kind: `end` adds 'n' to its state"),
+    ],
+)  # fmt: skip
+def test_a_slot_of_the_user_that_would_give_other_numbers_is_refused(slot, said):
+    with pytest.raises(UserError) as found:
+        check(experiment("fedavg", **slot), None)
+    assert said in str(found.value)
+
+
+def test_steps_that_a_client_of_a_batch_does_not_have_must_change_nothing():
+    small = {"algorithm": {"name": "broken_algorithms.IgnoresActive", "lr": 0.1, "batch_size": 4}}
+    with pytest.raises(UserError, match=r"leave out the padding of mini-batches by `batch.mask` and `batch.active`"):
+        check(experiment(**small), None)
+    check(experiment(mode="loop", **small), None)
+
+
+def test_a_rule_may_combine_updates_in_double_precision(tmp_path):
+    def parameters(rule):
+        settings = {"rule": {"kind": rule}, "weighting": "samples"}
+        return run(experiment("fedavg", aggregation=settings, output=str(tmp_path))).parameters
+
+    mean = parameters("mean")
+    assert all(abs(leaf - mean[name]).max() < 1e-6 for name, leaf in parameters("broken_algorithms.Precise").items())
+
+
+def test_weights_that_fit_other_clients_in_a_later_round_end_it_with_a_sentence(tmp_path):
+    said = r"the Exchange of `train` \(round 2\) has weights of shape \(6,\) for 5 clients"
+    with pytest.raises(UserError, match=said):
+        run(experiment("broken_algorithms.LongWeightsLater", output=str(tmp_path)))
 
 
 def test_divergence_is_left_to_the_run():
