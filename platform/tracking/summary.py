@@ -27,7 +27,7 @@ def summarise(
     """
     main = main_metric(records)
     scored = f"test_{main}"
-    scores = [record[scored] for record in records if scored in record]
+    evaluated = [record for record in records if scored in record]
     ends = [record for record in records if measured([record]) or reported([record])]
     best = min if mode_of(main, modes) == "min" else max
     last, final = records[-1], ends[-1] if ends else {}
@@ -39,8 +39,7 @@ def summarise(
         "bytes": sum(r["bytes_down"] + r["bytes_up"] for r in records),
         "dropped": sum(r["dropped"] for r in records),
         **({} if main == "accuracy" else {"metric": main}),
-        # NaN, of rounds in which the metric is undefined, only if there is nothing else.
-        f"best_{scored}": best((score for score in scores if not math.isnan(score)), default=next(iter(scores), None)),
+        f"best_{scored}": best((r[scored] for r in evaluated), default=None),
     }
     others = [key for key in final if key.startswith(("test_", "client_"))]
     for key in (scored, "test_loss", f"client_{main}", f"client_{main}_worst10", "client_loss", *others):

@@ -1,7 +1,6 @@
 """What a person sees: the summary, the closing table, the progress, the curves."""
 
 import io
-import math
 import re
 
 import pytest
@@ -39,12 +38,6 @@ def test_the_summary_counts_to_the_first_round_that_reaches_a_target():
     }
     assert (summary["test_accuracy"], summary["best_test_accuracy"]) == (0.6, 0.6)
     assert (summary["scalars"], summary["bytes"]) == (100, 400)
-
-
-def test_the_best_value_is_that_of_the_rounds_in_which_the_metric_is_defined():
-    first = [{**record, "test_accuracy": math.nan} for record in RUN[:1]]
-    assert summarise(first + RUN[1:], [])["best_test_accuracy"] == 0.6
-    assert math.isnan(summarise(first, [])["best_test_accuracy"])
 
 
 def test_the_closing_table_marks_targets_that_were_not_reached():
