@@ -39,7 +39,7 @@ def summarise(
         "bytes": sum(r["bytes_down"] + r["bytes_up"] for r in records),
         "dropped": sum(r["dropped"] for r in records),
         **({} if main == "accuracy" else {"metric": main}),
-        f"best_{scored}": best((r[scored] for r in evaluated), default=None),
+        f"best_{scored}": best((r[scored] for r in evaluated if not math.isnan(r[scored])), default=None),
     }
     others = [key for key in final if key.startswith(("test_", "client_"))]
     for key in (scored, "test_loss", f"client_{main}", f"client_{main}_worst10", "client_loss", *others):

@@ -284,11 +284,13 @@ def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone
     folder.update(status="running", created="", data_root=None, versions={}, git_commit=None)
     # It takes over its first model. What a copy writes into the folder of the run is tested with the search.
     members = [SimpleNamespace(folder=folder)]
-    trial = SimpleNamespace(coordinator=mine, members=members, copies=1, _become=lambda variant, member: None)
+    rounds_before: list[int] = []
+    become = lambda variant, member, trained: rounds_before.append(trained)  # noqa: E731
+    trial = SimpleNamespace(coordinator=mine, members=members, copies=1, _become=become)
     token = {"folder": str(tmp_path / "theirs"), "checkpoint": str(parent / "round-00000003"), "reported": 3}
     (tmp_path / "experts.json").write_text(json.dumps([token]))
     FederatedTrainable.load_checkpoint(trial, tmp_path)
-    assert (mine.round, trial.members[0].reported) == (4, 3)
+    assert (mine.round, trial.members[0].reported, rounds_before) == (4, 3, [0])
     assert [folder.name for folder in checkpoints(tmp_path / "mine" / "checkpoints")] == [gone.name]
     # One that is damaged is no reason to take another one.
     flip(good / "server.safetensors")

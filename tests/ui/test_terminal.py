@@ -1,6 +1,7 @@
 """What a person sees: the summary, the closing table, the progress, the curves."""
 
 import io
+import math
 import re
 
 import pytest
@@ -38,6 +39,15 @@ def test_the_summary_counts_to_the_first_round_that_reaches_a_target():
     }
     assert (summary["test_accuracy"], summary["best_test_accuracy"]) == (0.6, 0.6)
     assert (summary["scalars"], summary["bytes"]) == (100, 400)
+
+
+def test_the_best_value_of_a_run_is_none_that_is_undefined():
+    values = (math.nan, 0.4, 0.6)
+    rounds = [{**one, "test_rmse": value} for one, value in zip(records([0.1, 0.2, 0.3]), values, strict=True)]
+    for one in rounds:
+        del one["test_accuracy"]
+    rounds = [{"test_rmse": one["test_rmse"], **one} for one in rounds]
+    assert summarise(rounds, [], "test_rmse")["best_test_rmse"] == 0.4
 
 
 def test_the_closing_table_marks_targets_that_were_not_reached():
