@@ -65,6 +65,14 @@ FEWER = 3
 OF_SERVER = "draw from a torch.Generator with a seed, in a round from cohort.seed_for"
 """Advice for code that runs at the server."""
 
+HOLDS = {
+    "validation": "task.partition.upper_level_fraction",
+    "held_out": "task.partition.client_test_fraction",
+    "public": "task.public.samples",
+    "selection": "task.validation",
+}
+"""Key that gives clients samples of a split."""
+
 LARGE = 10**6
 """Number of parameters from which the dry run uses one client, one mini-batch of two samples, and scores no model."""
 
@@ -356,6 +364,8 @@ class _DryRun:
                         exchanges = steps.send(answers)
                     few = 1 if self.is_large else STEPS
                     short = [replace(one, batches=shorter(one.batches, few, samples)) for one in exchanges]
+                    for one in short if self.is_own and self.contract.trains else ():
+                        _check_samples(one, worker.samples[one.site])
                     sent = [str(content_of(one.received)) for one in short]
                     with _seeded_draws(
                         "a transform, an attack or an objective", "set its `is_random`, and draw none in a loss"
@@ -444,6 +454,17 @@ class _DryRun:
                 place = "task.loss: the loss" if name == "loss" else f"task.metrics: {name}"
                 return UserError(f"{place} {works}; {advice}")
         return ContractError(f"its step `{self.contract.step}` {works}; {advice}")
+
+
+def _check_samples(exchange: Exchange, samples: Samples) -> None:
+    """Raise ContractError for a split in which nobody has samples: the step would do nothing."""
+    for spec in exchange.batches.values():
+        if not samples.splits[spec.split].sizes.any():
+            step = exchange.step.__name__.removesuffix(AS_IS)
+            raise ContractError(
+                f"its step `{step}` reads the split {spec.split!r}, in which no client has samples; set "
+                f"{HOLDS[spec.split]}"
+            )
 
 
 def _change(old: Tensor, new: Tensor) -> Tensor:

@@ -394,6 +394,11 @@ class NoSteps(_Sends):
         return {"batches": {"train": BatchSpec(8, steps=0)}}
 
 
+class NoSamples(_Sends):
+    def changes(self, server, cohort):
+        return {"batches": {"train": BatchSpec(8, split="validation")}}
+
+
 class LongWeightsLater(_Sends):
     def changes(self, server, cohort):
         return {"clients": cohort.clients[cohort.round - 1 :], "weights": self.weights(cohort)}

@@ -56,6 +56,7 @@ BROKEN = [
     ("Median", "the Exchange of `train` has reduce='median'; choose from mean, sum, stack"),
     ("SendsNumber", "the Exchange of `train` has a `broadcast` that is no dictionary of tensors"),
     ("NoSteps", "the Exchange of `train` has a stream 'train' with steps=0, which is no whole number above 0"),
+    ("NoSamples", "its step `train` reads the split 'validation', in which no client has samples; set task.partition."),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]
 
