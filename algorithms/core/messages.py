@@ -173,9 +173,9 @@ class Exchange:
             return "has `clients` that are no array of whole numbers; write cohort.clients"
         if (np.diff(clients) <= 0).any():
             return "has `clients` that are not ascending, or twice there; sort them with np.unique"
-        if self.site == "clients" and clients is not cohort.clients:
-            if not (known := np.isin(clients, cohort.clients)).all():
-                return f"addresses client {clients[~known][0]}, which is not in the cohort; choose from cohort.clients"
+        is_known = clients is cohort.clients or self.site != "clients" or np.isin(clients, cohort.clients)
+        if not np.all(is_known):
+            return f"addresses client {clients[~is_known][0]}, which is not in the cohort; choose from cohort.clients"
         if self.weights is not None and np.shape(self.weights) != clients.shape:
             return (
                 f"has weights of shape {np.shape(self.weights)} for {len(clients)} clients; give one number for each "

@@ -49,7 +49,7 @@ def without_node_dumps() -> Iterator[None]:
     """
     from ray._private import worker as ray_worker
 
-    listen = ray_worker.listen_error_messages
+    listen: Any = ray_worker.listen_error_messages
 
     def without_dumps(worker: Any, threads_stopped: Any) -> None:
         listen(_WithoutNodeDumps(worker), threads_stopped)

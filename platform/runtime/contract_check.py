@@ -476,7 +476,7 @@ def _differs(one: Tree, other: Tree) -> bool:
     """Whether two outcomes of a round differ by more than rounding."""
     for mine, theirs in zip(leaves(one), leaves(other), strict=True):
         a, b = (torch.as_tensor(leaf).double().nan_to_num(0.0, 0.0, 0.0) for leaf in (mine, theirs))
-        if a.shape != b.shape or (a.numel() and (a - b).abs().max() > 0.01 * max(a.abs().max(), 1e-4)):
+        if a.shape != b.shape or (a.numel() and float((a - b).abs().max()) > 0.01 * max(float(a.abs().max()), 1e-4)):
             return True
     return False
 
