@@ -34,6 +34,9 @@ from hedgerow.platform.models.probe import (
 )
 from hedgerow.platform.models.vmap_check import constants, fingerprint, vmap_reason
 
+MARKS = {"no_vmap", "constants", "train_mode", "plain_format", "reads_again"}
+"""Attributes that `build_model` sets on a module."""
+
 COPIES = 3
 """Minimum number of copies of the parameters during training: the server's, a client's, and its gradient."""
 
@@ -60,6 +63,7 @@ def build_model(
     samples = probe_samples(sample_shape, tokens)
     if isinstance(config, CustomModel):
         module = _custom(config)
+        _refuse_marked(module, config.name)
         attributes = plain_attributes_of(module)
         materialize(module, config.name, samples)
     else:
@@ -99,6 +103,27 @@ def build_model(
     for name, value in properties.items():
         setattr(module, name, value)
     return module
+
+
+def remove_marks(module: nn.Module) -> None:
+    """Remove what `build_model` has set on a module, so that it is an ordinary one."""
+    for name in MARKS & vars(module).keys():
+        delattr(module, name)
+
+
+def _refuse_marked(module: nn.Module, name: str) -> None:
+    """Raises UserError for a module that was built before, or whose own attribute has the name of a mark."""
+    if {"train_mode", "constants"} <= vars(module).keys() and "no_vmap" in vars(module):
+        remove_marks(module)
+        raise UserError(
+            f"task.model.name: {name} returns the same module again; build a new one in each call, such as "
+            "`copy.deepcopy(module)`"
+        )
+    for mark in sorted(MARKS - {"no_vmap"}):
+        if hasattr(module, mark):
+            raise UserError(
+                f"task.model: {name} has the attribute {mark!r}, a name that Hedgerow uses on models itself; rename it"
+            )
 
 
 def _kind(shape: tuple[int, ...]) -> str:

@@ -23,9 +23,13 @@ Sections = dict[str, dict[str, Any]]
 
 
 def passed_sections(data: Any = None, model: Any = None, algorithm: Any = None) -> Sections:
-    """Give passed objects their names in this process; None: not passed. Forgets earlier data. Raises UserError."""
+    """Give passed objects their names in this process; None: not passed. Forgets earlier data. Raises UserError.
+
+    Forgets earlier code, too, that is no longer the code of its name: a global variable that it reads has changed.
+    """
     sections: Sections = {}
-    own_code().given = {name: one for name, one in own_code().given.items() if not name.startswith(GIVEN_DATA)}
+    code = {name: one for name, one in own_code().given.items() if not name.startswith(GIVEN_DATA)}
+    own_code().given = {name: one for name, one in code.items() if name.rpartition("_")[2] == code_hash(one)}
     if data is not None:
         sections["data"] = {"name": _name_of_data(data)}
         if has_clients(data):

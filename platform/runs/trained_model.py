@@ -16,6 +16,7 @@ from hedgerow.algorithms.core.torch_private import BATCH_NORMS
 from hedgerow.algorithms.personalized.adaptation import Adapting, adapted
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.models.build import remove_marks
 
 Support = tuple[ArrayLike, ArrayLike]
 """Samples and labels of a task or of a client, to which a model is adapted."""
@@ -88,6 +89,7 @@ def filled(module: nn.Module, w: Tree) -> nn.Module:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name in w:
             tensor.data = as_tensor(w[name])
+    remove_marks(module)
     return module.eval()
 
 

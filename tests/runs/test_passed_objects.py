@@ -1,5 +1,6 @@
 """Data, models and algorithms that are passed to `run`, `search`, `resume` and `load` as objects."""
 
+import copy
 import logging
 import subprocess
 import sys
@@ -51,6 +52,30 @@ class Mixed(hedgerow.Algorithm):
         start = hedgerow.lerp(down["w"], state["latest"], hp.own)
         w, loss = hedgerow.minimize(self.task.loss, start, data, hp)
         return hedgerow.StepResult({"w": w}, {"latest": w}, {"loss": loss}, w)
+
+
+FACTOR = 1.0
+
+
+class Scaled(nn.Linear):
+    """Reads a global variable."""
+
+    def __init__(self):
+        super().__init__(5, 3)
+
+    def forward(self, x):
+        return super().forward(x) * FACTOR
+
+
+class Flagged(nn.Linear):
+    """Has an attribute with the name of one of Hedgerow's."""
+
+    def __init__(self):
+        super().__init__(5, 3)
+        self.train_mode = "plain"
+
+    def forward(self, x):
+        return super().forward(x) * (1.0 if self.train_mode == "plain" else 100.0)
 
 
 def values(output: Path, **changes) -> dict:
@@ -339,3 +364,32 @@ def test_what_is_loaded_keeps_its_data_when_others_are_passed(tmp_path):
     second = hedgerow.load(runs[1].folder.path, data=(other, Y), model=Narrow)
     for loaded, run in ((first, runs[0]), (second, runs[1])):
         assert same(loaded, run)
+
+
+def test_a_changed_variable_of_passed_code_is_refused_in_the_process_that_passed_it(tmp_path, monkeypatch):
+    finished = hedgerow.run(values(tmp_path), data=(X32, Y), model=Scaled, rounds=1, show=False)
+    before = finished.predict(X32)
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    with pytest.raises(UserError, match="the one that was passed has other code"):
+        hedgerow.load(finished.folder.path, data=(X32, Y), model=Scaled)
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    again = hedgerow.load(finished.folder.path, data=(X32, Y), model=Scaled)
+    assert np.array_equal(again.predict(X32), before)
+
+
+def test_a_function_that_returns_the_same_module_again_is_refused_and_leaves_it_as_it_was(tmp_path):
+    module = nn.Linear(5, 3)
+    attributes = set(vars(module))
+    with pytest.raises(UserError, match="returns the same module again; build a new one in each call"):
+        hedgerow.run(values(tmp_path), data=(X32, Y), model=lambda: module, show=False)
+    assert set(vars(module)) == attributes
+    finished = hedgerow.run(values(tmp_path), data=(X32, Y), model=lambda: copy.deepcopy(module), rounds=1, show=False)
+    assert set(vars(finished.module())) == attributes
+    trained = finished.module()
+    more = hedgerow.run(values(tmp_path), data=(X32, Y), model=lambda: copy.deepcopy(trained), rounds=1, show=False)
+    assert more.status == "finished"
+
+
+def test_an_attribute_with_a_name_that_hedgerow_sets_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"has the attribute 'train_mode', a name that Hedgerow uses .*; rename it"):
+        hedgerow.run(values(tmp_path), data=(X32, Y), model=Flagged, show=False)
