@@ -96,10 +96,13 @@ class BatchSpec:
 
     def objection(self) -> str | None:
         """Returns what is wrong with a value, and the fix; None if nothing is."""
-        for name in ("size", "epochs", "steps"):
+        # No steps are a choice: a loop of an algorithm may have none.
+        for name, least in (("size", 1), ("epochs", 1), ("steps", 0)):
             number = getattr(self, name)
-            if not (isinstance(number, int | np.integer) and number > 0) and (number is not None or name == "epochs"):
-                return f"{name}={number!r}, which is no whole number above 0"
+            if not (isinstance(number, int | np.integer) and number >= least) and (
+                number is not None or name == "epochs"
+            ):
+                return f"{name}={number!r}; give a whole number of at least {least}"
         if self.split not in get_args(Split):
             return f"split={self.split!r}; choose from {', '.join(get_args(Split))}"
         return None

@@ -389,9 +389,9 @@ class SendsNumber(_Sends):
         return {"broadcast": {"w": server["w"], "round": cohort.round}}
 
 
-class NoSteps(_Sends):
+class NoPasses(_Sends):
     def changes(self, server, cohort):
-        return {"batches": {"train": BatchSpec(8, steps=0)}}
+        return {"batches": {"train": BatchSpec(8, epochs=0)}}
 
 
 class NoSamples(_Sends):

@@ -55,7 +55,7 @@ BROKEN = [
     ("LongRows", "the Exchange of `train` has 6 rows in `per_client` for 2 clients; give one row for each"),
     ("Median", "the Exchange of `train` has reduce='median'; choose from mean, sum, stack"),
     ("SendsNumber", "the Exchange of `train` has a `broadcast` that is no dictionary of tensors"),
-    ("NoSteps", "the Exchange of `train` has a stream 'train' with steps=0, which is no whole number above 0"),
+    ("NoPasses", "the Exchange of `train` has a stream 'train' with epochs=0; give a whole number of at least 1"),
     ("NoSamples", "its step `train` reads the split 'validation', in which no client has samples; set task.partition."),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]
