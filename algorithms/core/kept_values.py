@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def kept_values(owner: Any) -> dict[str, Any]:
-    """Returns images of an object's attributes, of those of the user's classes that it is of, and of generators in the
-    modules of these, by name. A change of a value changes its image. Values that are computed once are left out.
+    """Returns images of an object's attributes, of the attributes of its classes that are the user's, and of the random
+    generators in their modules, by name.
+
+    An image changes with a number, a text, an array, a collection of these, or a generator, and where another object
+    takes the place of one. Values of `cached_property` are left out.
     """
     kinds = [kind for kind in type(owner).__mro__ if not kind.__module__.startswith(("hedgerow.", "builtins"))]
     every: dict[str, Any] = {}
@@ -26,25 +30,27 @@ def kept_values(owner: Any) -> dict[str, Any]:
         every |= {name: value for name, value in module.items() if isinstance(value, (*GENERATORS, torch.Generator))}
         every |= {name: value for name, value in vars(kind).items() if not name.startswith("__")}
     every |= vars(owner)
-    computed = {name for kind in type(owner).__mro__ for name, one in vars(kind).items() if _is_computed(one)}
+    attributes = [pair for kind in type(owner).__mro__ for pair in vars(kind).items()]
+    computed = {name for name, attribute in attributes if isinstance(attribute, cached_property)}
     return {name: _image(value) for name, value in every.items() if name not in computed}
 
 
-def _is_computed(attribute: Any) -> bool:
-    return isinstance(attribute, cached_property)
-
-
-def _image(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _image(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | deque):
-        return [_image(one) for one in value]
-    if isinstance(value, Tensor):
-        return id(value), repr((value.shape, value.sum(), value.flatten()[:1]))
-    if isinstance(value, np.ndarray):
-        return id(value), value.tobytes()
+def _image(value: Any, depth: int = 4) -> Any:
+    """depth: of collections within collections that are looked into."""
+    if isinstance(value, Mapping) and depth:
+        return {str(key): _image(one, depth - 1) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | deque) and depth:
+        return [_image(one, depth - 1) for one in value]
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        return id(value), _digest(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return id(value), _digest(np.ascontiguousarray(value))
     if isinstance(value, torch.Generator):
         return value.get_state().tolist()
     if isinstance(value, GENERATORS):
         return pickle.dumps(value)
     return repr(value) if isinstance(value, str | int | float | None) else id(value)
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return sha256(array.data).digest()

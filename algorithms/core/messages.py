@@ -171,7 +171,7 @@ class Exchange:
         clients = self.clients
         if not isinstance(clients, np.ndarray) or clients.ndim != 1 or clients.dtype.kind not in "iu":
             return "has `clients` that are no array of whole numbers; write cohort.clients"
-        if (np.diff(clients) <= 0).any():
+        if (clients[1:] <= clients[:-1]).any():
             return "has `clients` that are not ascending, or twice there; sort them with np.unique"
         is_known = clients is cohort.clients or self.site != "clients" or np.isin(clients, cohort.clients)
         if not np.all(is_known):
@@ -190,9 +190,9 @@ class Exchange:
             tree = getattr(self, name)
             if not isinstance(tree, dict) or not all(isinstance(leaf, Tensor) for leaf in leaves(tree)):
                 return f"has a `{name}` that is no dictionary of tensors; write torch.tensor(...) for a number"
-            rows = next((len(leaf) if leaf.dim() else 0 for leaf in leaves(tree)), 0)
-            if name.endswith("per_client") and any(leaf.shape[:1] != (len(self.clients),) for leaf in leaves(tree)):
-                return f"has {rows} rows in `{name}` for {len(self.clients)} clients; give one row for each"
+            wrong = (tuple(leaf.shape) for leaf in leaves(tree) if leaf.shape[:1] != (len(self.clients),))
+            if name.endswith("per_client") and (shape := next(wrong, None)) is not None:
+                return f"has a tensor of shape {shape} in `{name}` for {len(self.clients)} clients; give a row for each"
         return None
 
     def _batches_objection(self) -> str | None:

@@ -444,7 +444,8 @@ def _checked_pair(answer: Any, state: Tree, like: Tree | None, method: str, key:
     update, after = _pair(answer, method, "update, state", key)
     if like is not None:
         _checked_update(update, like, method, key)
-    _check_kept(after, state, method, key)
+    # The server keeps what a transform adds.
+    _check_kept(after, after if method == "server" else state, method, key)
     return update, after
 
 
@@ -460,9 +461,9 @@ def _check_kept(after: Any, before: Tree, method: str, key: str) -> None:
     if not isinstance(after, dict):
         raise ContractError(f"`{method}` returns {type(after).__name__} as its state; return a dictionary", key)
     if lost := next((name for name in after if name not in before), None):
-        start = "init_server" if method == "server" else "init_client"
         raise ContractError(
-            f"`{method}` adds {lost!r} to its state, which `{start}` does not return; return its first value there", key
+            f"`{method}` adds {lost!r} to its state, which `init_client` does not return; return its first value there",
+            key,
         )
 
 

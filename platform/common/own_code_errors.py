@@ -21,11 +21,15 @@ def own_errors() -> Iterator[None]:
 
 
 def own_error(error: Exception) -> UserError | None:
-    """UserError about an error in the user's own code; None for others and those with their own sentence."""
+    """UserError about an error in the user's own code, or about what it returns; None for others and those with their
+    own sentence.
+    """
     # Commands that need no torch do not import it.
     from hedgerow.algorithms.core.parts import ContractError
     from hedgerow.platform.common.memory import is_exhausted
 
+    if isinstance(error, ContractError) and error.key:
+        return UserError(f"{error.key}: {error}")
     has_sentence = isinstance(error, (UserError, ContractError)) or is_exhausted(error)
     if has_sentence or (isinstance(error, OSError) and error.errno in DISK_FULL) or _own_place(error) is None:
         return None

@@ -52,9 +52,10 @@ def side_by_side(mechanisms: Sequence[Mechanism]) -> list[Mechanism]:
 
     A client that takes part in a round takes part in that of all. Their noises z_1, z_2, ... protect it like one z with
     1 / z^2 = 1 / z_1^2 + 1 / z_2^2 + ... Composition would assume that the cohorts are independent, too.
+    Cohorts of a smaller probability are parts of those of a larger one.
     """
     joint, before = [], 0
-    for last in sorted({rounds for *_, rounds in mechanisms}):
+    for last in sorted({rounds for *_, rounds in mechanisms} - {0}):
         active = [(multiplier, probability) for multiplier, probability, rounds in mechanisms if rounds >= last]
         multipliers = [multiplier for multiplier, _ in active]
         multiplier = sum(z**-2 for z in multipliers) ** -0.5 if all(multipliers) else 0.0

@@ -59,8 +59,11 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 MARK = "hedgerow_folder"
 """Tag that identifies the MLflow run of a folder."""
 
-FILE = "hedgerow_file"
-"""Tag with a hash of the experiment.yaml that a run was recorded with."""
+SETTINGS = "hedgerow_settings"
+"""Tag with a hash of the settings that determine the numbers of a run."""
+
+FREE = ("name", "output", "resources", "checkpoints", "tracking")
+"""Sections and keys that may change in a run and keep its numbers."""
 
 UPLOADED: tuple[str, ...] = ("experiment.yaml", "run.json", "metrics.jsonl", "partition.json")
 UPLOADED += ("results.csv", "results.md", "recording.json", "losses.jsonl")
@@ -191,10 +194,13 @@ class MlflowStore:
         self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], folder: RunFolder
     ):
         self.place, self.folder = MlflowPlace.of(experiment), folder
+        identity = f"{folder.path.absolute()} {folder.record()['created']}"
+        texts = {MARK: identity, SETTINGS: json.dumps([params.get(key) for key in sorted(params) if key not in FREE])}
+        self._marks = {tag: sha256(text.encode()).hexdigest()[:16] for tag, text in texts.items()}
         self.client = open_client(self.place.resolved_uri())
         run_id = folder.record().get("mlflow_run_id")
         if not run_id or not self._continues(run_id):
-            run_id = self._made(folder) or self._make(name, folder)
+            run_id = self._made() or self._make(name, folder)
             # Recorded at once, so that this run is continued even if the server fails next.
             folder.update(mlflow_run_id=run_id)
         self.run_id: str = run_id
@@ -282,9 +288,9 @@ class MlflowStore:
         self.client.set_terminated(self.run_id, status, _end_time(self.folder))
 
     def _continues(self, run_id: str) -> bool:
-        """Whether MLflow has the run, and with the file of the folder: parameters and rounds that it has cannot change.
+        """Whether MLflow has the run, with the same settings: parameters and rounds that it has cannot change.
 
-        The run of an edited file is deleted. The run of the folder that this one was copied from stays.
+        The run of other settings is deleted. The run of the folder that this one was copied from stays.
         """
         try:
             run = self.client.get_run(run_id)
@@ -295,24 +301,24 @@ class MlflowStore:
             return False
         if run.info.lifecycle_stage != LifecycleStage.ACTIVE:
             return False
-        marks, found = _marks(self.folder), run.data.tags
-        if found.get(FILE) == marks[FILE]:
+        found = run.data.tags
+        if found.get(SETTINGS) == self._marks[SETTINGS]:
             return True
-        if found.get(MARK) == marks[MARK]:
+        if found.get(MARK) == self._marks[MARK]:
             self.client.delete_run(run_id)
         return False
 
-    def _made(self, folder: RunFolder) -> str | None:
+    def _made(self) -> str | None:
         """Id of the run that an earlier call created for a folder, if the answer to that call was lost."""
-        home, marks = experiment_id(self.client, self.place), _marks(folder)
-        query = " and ".join(f"tags.{tag} = '{value}'" for tag, value in marks.items())
+        home = experiment_id(self.client, self.place)
+        query = " and ".join(f"tags.{tag} = '{value}'" for tag, value in self._marks.items())
         runs = self.client.search_runs([home], query, max_results=1)
         return runs[0].info.run_id if runs else None
 
     def _make(self, name: str, folder: RunFolder) -> str:
         home = experiment_id(self.client, self.place)
         start = _start_time(folder)
-        return self.client.create_run(home, start_time=start, tags=_marks(folder), run_name=name).info.run_id
+        return self.client.create_run(home, start_time=start, tags=self._marks, run_name=name).info.run_id
 
     def _introduce(
         self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str], record: dict[str, Any]
@@ -388,13 +394,6 @@ def save_model(module: torch.nn.Module, sample: np.ndarray, folder: Path) -> Non
         # Given explicitly: MLflow would start a process to infer them.
         pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"mlflow=={mlflow.__version__}"],
     )
-
-
-def _marks(folder: RunFolder) -> dict[str, str]:
-    """Tags of the MLflow run of a folder with its present file. Their characters are those that a query accepts."""
-    identity = f"{folder.path.absolute()} {folder.record()['created']}".encode()
-    parts = {MARK: identity, FILE: folder.experiment.read_bytes()}
-    return {tag: sha256(part).hexdigest()[:16] for tag, part in parts.items()}
 
 
 def _start_time(folder: RunFolder) -> int:

@@ -167,7 +167,9 @@ class SearchCallback(tune.Callback):
         noted = record.get("changes", [])
         since = max([record["created"], *(note["time"] for note in noted)])
         place = {"round": round_of(latest[0])} if latest else {}
-        folder.update(changes=noted + [note | place for note in changes if note["time"] > since])
+        # A finished trial has the fingerprint of its file; this one continues.
+        status = {"status": "running"} if record["status"] == "finished" else {}
+        folder.update(changes=noted + [note | place for note in changes if note["time"] > since], **status)
         folder.experiment.write_text(file)
 
     def on_trial_result(

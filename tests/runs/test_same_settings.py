@@ -223,11 +223,13 @@ def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
             hedgerow.resume(folder.path, show=False)
 
 
-def test_the_files_of_trials_have_the_settings_that_a_search_continues_with(tmp_path):
+@pytest.mark.parametrize("status", ["interrupted", "finished"])
+def test_the_files_of_trials_have_the_settings_that_a_search_continues_with(tmp_path, status):
     space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}
     plan = parse_search({**FILE, "search": space, "output": str(tmp_path)})
     with new_run(plan.experiment, None, plan.dump()) as (folder, lock):
         before = folder.record() | {"overrides": {"algorithm.lr": 0.2}, "created": "2026-01-01T10:00:00+00:00"}
+        before["status"] = status
         note = {"settings": {"algorithm.batch_size": [8, 4]}, "time": "2026-01-01T11:00:00+00:00"}
         folder.update(kind="search", changes=[note])
         trial = expert_folder(folder.path, 1)

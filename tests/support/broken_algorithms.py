@@ -336,6 +336,41 @@ class IgnoresMask(Plain):
         return torch.nn.functional.cross_entropy(self.task.logits(w, batch.x), batch.y)
 
 
+class SignSGD(Plain):
+    """It keeps its contract; rounding decides the sign of a gradient that is 0: that of a shift of all logits."""
+
+    def init_server(self):
+        return {"w": self.task.init(), "shift": torch.zeros(())}
+
+    def round(self, server, cohort):
+        result = yield Exchange(self.train, server, cohort.clients, batches=self.hyper.batches)
+        return dict(result.up)
+
+    def train(self, hp, down, state, data):
+        for batch in data.batches():
+            slope = torch.func.grad(self.shifted)(down, batch)
+            down = tree_map(lambda p, g, batch=batch: p - hp.lr * batch.active * g.sign(), down, slope)
+        return down, state, {}
+
+    def shifted(self, tree, batch):
+        return self.task.criterion(self.task.logits(tree["w"], batch.x) + tree["shift"], batch)
+
+
+class MasksAlone(Plain):
+    """It reads the mask of every mini-batch, which those of a loop do not have."""
+
+    def train(self, hp, down, state, data):
+        w = down["w"]
+        for batch in data.batches():
+            gradient = torch.func.grad(self.cross_entropy)(w, batch)
+            w = {name: p - hp.lr * batch.active * gradient[name] for name, p in w.items()}
+        return {"w": w}, state, {}
+
+    def cross_entropy(self, w, batch):
+        each = torch.nn.functional.cross_entropy(self.task.logits(w, batch.x), batch.y, reduction="none")
+        return (each * batch.mask).sum() / batch.mask.sum()
+
+
 class IgnoresActive(Plain):
     """It decays the model in steps that a client of a batch does not have."""
 

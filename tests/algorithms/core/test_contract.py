@@ -52,7 +52,7 @@ BROKEN = [
     ("LongWeights", r"the Exchange of `train` has weights of shape \(2,\) for 1 clients; give one number for each"),
     ("Backwards", "the Exchange of `train` has `clients` that are not ascending, or twice there"),
     ("Strangers", "the Exchange of `train` addresses client 1, which is not in the cohort; choose from cohort.clients"),
-    ("LongRows", "the Exchange of `train` has 6 rows in `per_client` for 2 clients; give one row for each"),
+    ("LongRows", r"the Exchange of `train` has a tensor of shape \(6,\) in `per_client` for 2 clients; give a row"),
     ("Median", "the Exchange of `train` has reduce='median'; choose from mean, sum, stack"),
     ("SendsNumber", "the Exchange of `train` has a `broadcast` that is no dictionary of tensors"),
     ("NoPasses", "the Exchange of `train` has a stream 'train' with epochs=0; give a whole number of at least 1"),
@@ -132,6 +132,11 @@ def test_steps_that_a_client_of_a_batch_does_not_have_must_change_nothing():
     with pytest.raises(UserError, match=r"leave out the padding of mini-batches by `batch.mask` and `batch.active`"):
         check(experiment(**small), None)
     check(experiment(mode="loop", **small), None)
+
+
+@pytest.mark.parametrize("name", ["SignSGD", "MasksAlone"])
+def test_a_step_that_leaves_padding_out_is_accepted_where_rounding_decides_and_where_it_is_always_batched(name):
+    check(experiment(f"broken_algorithms.{name}", mode="auto" if name == "SignSGD" else "vmap"), None)
 
 
 def test_a_rule_may_combine_updates_in_double_precision(tmp_path):
