@@ -1,6 +1,5 @@
 """Values that an object keeps outside of the states of server and clients, where no checkpoint finds them."""
 
-import pickle
 import random
 import sys
 from collections import deque
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 def kept_values(owner: Any) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def kept_values(owner: Any) -> dict[str, Any]:
     every: dict[str, Any] = {}
     for kind in reversed(kinds):
         module = getattr(sys.modules.get(kind.__module__), "__dict__", {})
-        every |= {name: value for name, value in module.items() if isinstance(value, (*GENERATORS, torch.Generator))}
+        every |= {name: value for name, value in module.items() if isinstance(value, GENERATORS)}
         every |= {name: value for name, value in vars(kind).items() if not name.startswith("__")}
     every |= vars(owner)
     attributes = [pair for kind in type(owner).__mro__ for pair in vars(kind).items()]
@@ -47,8 +46,12 @@ def _image(value: Any, depth: int = 4) -> Any:
         return id(value), _digest(np.ascontiguousarray(value))
     if isinstance(value, torch.Generator):
         return value.get_state().tolist()
-    if isinstance(value, GENERATORS):
-        return pickle.dumps(value)
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state())
+    if isinstance(value, random.Random):
+        return value.getstate()
     return repr(value) if isinstance(value, str | int | float | None) else id(value)
 
 
