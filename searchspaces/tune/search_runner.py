@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -272,7 +273,8 @@ def _privacy_warnings(spec: SearchSpec, folder: RunFolder, population: int) -> l
     mechanisms = [one for group in by_seed.values() for one in side_by_side(group)]
     delta = min(account.delta for account in private)
     # Both accountants give upper bounds. With little noise, distributions of the privacy loss take long.
-    is_rdp = all(one.accountant == "rdp" for one in private) or min(one[0] for one in mechanisms) < LITTLE_NOISE
+    least = min((multiplier for multiplier, *_ in mechanisms), default=math.inf)
+    is_rdp = least < LITTLE_NOISE or all(one.accountant == "rdp" for one in private)
     total = composed(mechanisms, delta, "rdp" if is_rdp else "pld")
     folder.update(privacy={"epsilon": total, "delta": delta, "trials": len(trials)})
     return [

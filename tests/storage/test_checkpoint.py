@@ -41,6 +41,7 @@ from hedgerow.platform.storage.checkpoint import (
 from hedgerow.platform.storage.history import History
 from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.searchspaces.tune import trainable
 from hedgerow.searchspaces.tune.trainable import FederatedTrainable
 
 
@@ -297,6 +298,20 @@ def test_a_trial_takes_a_newer_checkpoint_of_another_one_where_that_one_has_gone
     (tmp_path / "experts.json").write_text(json.dumps([token | {"checkpoint": str(good)}]))
     with pytest.raises(DamagedCheckpoint):
         FederatedTrainable.load_checkpoint(trial, tmp_path)
+
+
+def test_a_trial_notes_the_rounds_that_it_has_only_from_copies(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainable, "dump_experiment", lambda experiment: "")
+    folder = RunFolder(tmp_path)
+    folder.update(status="running", created="", data_root=None, versions={}, git_commit=None)
+    member = SimpleNamespace(folder=folder, experiment=None, overrides={})
+    # It had trained 3 rounds and takes a model of round 7, then 9 and takes one of round 8.
+    for copies, (trained, taken) in enumerate([(3, 7), (9, 8)], 1):
+        run = SimpleNamespace(servers=[SimpleNamespace(round=taken)])
+        trial = SimpleNamespace(coordinator=run, copies=copies, lineage=[{"donor": 1}])
+        FederatedTrainable._become(trial, 0, member, trained)
+    # Records end in round 8, of which it has trained 3 and 2.
+    assert folder.record()["copied"] == 8 - 5
 
 
 def test_a_checkpoint_that_cannot_be_written_says_what_helps(tmp_path):

@@ -5,10 +5,12 @@ import importlib
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 from jsonschema import Draft202012Validator
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
 from searches import ROUNDS, plan
@@ -22,7 +24,7 @@ from hedgerow.searchspaces.spaces import SEARCH_KINDS
 from hedgerow.searchspaces.spaces.json_schema import experiment_schema
 from hedgerow.searchspaces.spaces.search_file import read_search
 from hedgerow.searchspaces.spaces.search_section import KINDS, SearchKind, SearchSetup
-from hedgerow.searchspaces.tune import kinds
+from hedgerow.searchspaces.tune import kinds, search_runner
 from hedgerow.searchspaces.tune.search_runner import search
 from hedgerow.searchspaces.tune.tuner_spec import tuner_spec
 
@@ -213,6 +215,33 @@ def test_editors_accept_an_own_kind_with_keys_that_the_schema_does_not_know():
     validator.validate(values)
     for wrong in ({"kind": "hegde"}, {"kind": "hedge", "patience": 3}):
         assert not validator.is_valid({**values, "search": {"space": "moml/s_mnist", **wrong}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rounds", "mechanisms"),
+    [
+        # Two trials with one seed have the same cohorts: noise 2 is like sqrt(2) for both. With seeds, they are two.
+        ([{}, {}], [5, 5], [(math.sqrt(2), 5)]),
+        ([{}, {"seed": 1}], [5, 3], [(2.0, 8)]),
+        ([{}, {}], [0, 0], []),
+        ([{}, {}], [0, 4], [(2.0, 4)]),
+    ],
+)
+def test_epsilon_of_private_trials_counts_the_cohorts_that_they_share(
+    tmp_path, monkeypatch, overrides, rounds, mechanisms
+):
+    private = {"clip": 1.0, "noise_multiplier": 2.0, "delta": 0.01, "accountant": "rdp"}
+    spec = plan(tmp_path, privacy=private, search={"kind": "grid", "space": {"seed": [0, 1]}})
+    trials = [SimpleNamespace(overrides=one, records=[{}] * n) for one, n in zip(overrides, rounds, strict=True)]
+    monkeypatch.setattr(search_runner, "read_trials", lambda folder: trials)
+    noted = {}
+    search_runner._privacy_warnings(spec, SimpleNamespace(update=noted.update), 12)
+    accountant = rdp.RdpAccountant()
+    for noise, count in mechanisms:
+        # Half of the clients.
+        accountant.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(noise)), count)
+    expected = accountant.get_epsilon(0.01) if mechanisms else 0.0
+    assert noted["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_private_trials_of_pbt_are_refused(tmp_path):
