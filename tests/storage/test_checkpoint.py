@@ -310,7 +310,7 @@ def test_a_trial_notes_the_rounds_that_it_has_only_from_copies(tmp_path, monkeyp
         run = SimpleNamespace(servers=[SimpleNamespace(round=taken)])
         trial = SimpleNamespace(coordinator=run, copies=copies, lineage=[{"donor": 1}])
         FederatedTrainable._become(trial, 0, member, trained)
-    # Records end in round 8, of which it has trained 3 and 2.
+    # Its records have 8 rounds. It has trained 3 and 2.
     assert folder.record()["copied"] == 8 - 5
 
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from click.testing import CliRunner
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 from jsonschema import Draft202012Validator
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
 from searches import ROUNDS, plan
@@ -230,16 +229,17 @@ def test_editors_accept_an_own_kind_with_keys_that_the_schema_does_not_know():
 def test_epsilon_of_private_trials_counts_the_cohorts_that_they_share(
     tmp_path, monkeypatch, overrides, rounds, mechanisms
 ):
+    dp = pytest.importorskip("dp_accounting")
     private = {"clip": 1.0, "noise_multiplier": 2.0, "delta": 0.01, "accountant": "rdp"}
     spec = plan(tmp_path, privacy=private, search={"kind": "grid", "space": {"seed": [0, 1]}})
     trials = [SimpleNamespace(overrides=one, records=[{}] * n) for one, n in zip(overrides, rounds, strict=True)]
     monkeypatch.setattr(search_runner, "read_trials", lambda folder: trials)
     noted = {}
     search_runner._privacy_warnings(spec, SimpleNamespace(update=noted.update), 12)
-    accountant = rdp.RdpAccountant()
+    accountant = dp.rdp.RdpAccountant()
     for noise, count in mechanisms:
         # Half of the clients.
-        accountant.compose(PoissonSampledDpEvent(0.5, GaussianDpEvent(noise)), count)
+        accountant.compose(dp.PoissonSampledDpEvent(0.5, dp.GaussianDpEvent(noise)), count)
     expected = accountant.get_epsilon(0.01) if mechanisms else 0.0
     assert noted["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-6)
 
