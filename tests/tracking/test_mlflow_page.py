@@ -78,7 +78,7 @@ def test_a_description_says_what_is_learnt_how_and_with_what_result(finished, ru
     text = runs[finished.folder.name].data.tags["mlflow.note.content"]
     assert "Search `hedge` over `algorithm.lr`, by `validation_accuracy`." in text
     assert "Hedge over 2 experts: its mean expected loss is" in text
-    assert f"| 001 (winner) | 0.3 | {percent(finished.hedge[-1]['weights'][1])} |" in text
+    assert f"| 001 (winner) | 0.3 | {percent(finished.hedge[-1]['next_weights'][1])} |" in text
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
