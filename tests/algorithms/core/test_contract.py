@@ -171,7 +171,7 @@ def test_the_command_ends_with_a_sentence_and_leaves_no_run_folder(tmp_path, mon
         "name: broken\nrounds: 2\ntask:\n  data: {name: digits}\n  partition: {kind: iid, clients: 6}\n"
         "  model: {name: logreg}\nalgorithm: {name: broken_algorithms.NoReturn}\n"
     )
-    ended = hedgerow("run", "broken.yaml")
+    ended = hedgerow("run", "broken.yaml", "--import", "broken_algorithms")
     assert ended.exit_code == 2
     assert "algorithm.name: NoReturn breaks the contract of an algorithm" in ended.output
     assert "Traceback" not in ended.output
