@@ -17,9 +17,10 @@ from hedgerow.algorithms.core.keyed_random import subkey
 from hedgerow.algorithms.core.layer_context import evaluation_mode
 from hedgerow.algorithms.core.messages import Aggregate, ClientStep, Exchange, StepResult
 from hedgerow.algorithms.core.parts import ContractError, MessageSize, Wire
-from hedgerow.algorithms.core.pytree import Tree, add, flatten, leaves, shapes_of, sub, tree_map, zeros_like
+from hedgerow.algorithms.core.pytree import Tree, add, leaves, shapes_of, sub, tree_map, zeros_like
 from hedgerow.algorithms.objectives.objective import Objective
 from hedgerow.algorithms.slots.middleware import AS_IS, ComposedAlgorithm, Middleware
+from hedgerow.algorithms.slots.slot_answers import check_state, pair_of, update_and_state, update_of
 from hedgerow.algorithms.slots.slot_compatibility import (
     OPTIMIZER,
     changes_updates,
@@ -244,7 +245,7 @@ class SlotRounds(Middleware):
                 self.has_too_few = True
                 update = tree_map(lambda leaf: torch.zeros_like(leaf[0]), update)
             else:
-                update = _checked_update(rule.combine(update, counted), likes, "combine", "aggregation.rule")
+                update = update_of(rule.combine(update, counted), likes, "combine", "aggregation.rule")
                 # Weights are in double precision.
                 update = tree_map(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, update)
         # Noise that two trials share would not hide the difference of their updates.
@@ -261,9 +262,9 @@ class SlotRounds(Middleware):
                     if result.contributed.any()
                 }
                 state = {**_get(self.states, path), **reports}
-                output, state = _checked_pair(
+                output, state = update_and_state(
                     transform.server(source, state, like, seed, result.updates, self._bound_before(i, step)),
-                    state,
+                    None,
                     like,
                     "server",
                     f"transforms.{i}.kind",
@@ -305,7 +306,7 @@ class SlotRounds(Middleware):
         if objective is not None:
             whole = {"w": self.inner.client_model(down, inner_state)} if "w" in down else {}
             begun = objective.begin(task, hp, {**down, **whole}, slot_state.get(OBJECTIVE, {}), data)
-            loss, context = _pair(begun, "begin", "loss, context", "objective.kind")
+            loss, context = pair_of(begun, "begin", "loss, context", "objective.kind")
             inner = copy(self.inner)
             inner.task = task.with_loss(loss)
             step = getattr(inner, name)
@@ -318,8 +319,8 @@ class SlotRounds(Middleware):
         if objective is not None and model is not None:
             with evaluation_mode():
                 ended = objective.end(task, hp, model, slot_state.get(OBJECTIVE, {}), context, data)
-            memory, extra = _pair(ended, "end", "state, metrics", "objective.kind")
-            _check_kept(memory, slot_state.get(OBJECTIVE, {}), "end", "objective.kind")
+            memory, extra = pair_of(ended, "end", "state, metrics", "objective.kind")
+            check_state(memory, slot_state.get(OBJECTIVE, {}), "end", "objective.kind")
             slot_state, metrics = {**slot_state, **_branches({OBJECTIVE: memory})}, {**metrics, **extra}
         if rewrites:
             up, new_state, transforms, reports = self._sent(
@@ -372,7 +373,7 @@ class SlotRounds(Middleware):
                 path, source = (str(i), step, place or "joint"), update if transform.joint else update[place]
                 key = _key(transform, data, f"{i} {place}")
                 before = {**_get(states, path), **_get(received, (str(i), place or "joint"))}
-                output, transform_state = _checked_pair(
+                output, transform_state = update_and_state(
                     transform.client(hp.transforms[i], source, before, key),
                     {**before, **dict.fromkeys(transform.reports)},
                     None if transform.encodes else source,
@@ -434,50 +435,6 @@ def _key(slot: Attack | Transform, data: ClientData, purpose: str) -> Tensor | N
         return None
     assert data.key is not None
     return subkey(data.key, crc32(purpose.encode()))
-
-
-def _checked_pair(answer: Any, state: Tree, like: Tree | None, method: str, key: str) -> tuple[Tree, Tree]:
-    """Returns the answer of a method of a transform. Raises ContractError if it is not (update, state).
-
-    state: before it. like: tree with the shapes of the update; None: it is an encoding. key: names the transform.
-    """
-    update, after = _pair(answer, method, "update, state", key)
-    if like is not None:
-        _checked_update(update, like, method, key)
-    # The server keeps what a transform adds.
-    _check_kept(after, after if method == "server" else state, method, key)
-    return update, after
-
-
-def _pair(answer: Any, method: str, wanted: str, key: str) -> tuple[Any, Any]:
-    """Returns the two values of an answer. Raises ContractError if it is something else. wanted: their names."""
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise ContractError(f"`{method}` returns {type(answer).__name__}; return a tuple ({wanted})", key)
-    return answer
-
-
-def _check_kept(after: Any, before: Tree, method: str, key: str) -> None:
-    """Raises ContractError if a method adds an entry to its state, which the next round would not have."""
-    if not isinstance(after, dict):
-        raise ContractError(f"`{method}` returns {type(after).__name__} as its state; return a dictionary", key)
-    if lost := next((name for name in after if name not in before), None):
-        raise ContractError(
-            f"`{method}` adds {lost!r} to its state, which `init_client` does not return; return its first value there",
-            key,
-        )
-
-
-def _checked_update(update: Any, like: Tree, method: str, key: str) -> Tree:
-    """Returns an update. Raises ContractError if it has other names or shapes. like: tree with the right ones."""
-    if not (isinstance(update, dict) and all(isinstance(leaf, Tensor) for leaf in leaves(update))):
-        raise ContractError(f"`{method}` returns {type(update).__name__}, not a tree; return a tree of tensors", key)
-    if shapes_of(update) != (shapes := shapes_of(like)):
-        raise ContractError(
-            f"`{method}` returns an update with other names or shapes than those of the model, such as "
-            f"{next(iter(flatten(shapes).items()), None)}; return one tensor for each of its parameters",
-            key,
-        )
-    return update
 
 
 def _report(path: tuple[str, ...], key: str) -> str:
