@@ -106,10 +106,11 @@ def search(
 
     See `run` for the other arguments.
     """
+    _name_code(spec, imports)
+    prepare()
     # Ray Tune takes seconds to import.
     from hedgerow.searchspaces.tune import search_runner as searches
 
-    _name_code(spec, imports)
     passed, data = _passed(data, model, algorithm, overrides)
     if not isinstance(spec, SearchSpec) or overrides or passed:
         spec = parse_search(*_values(spec, overrides, passed))

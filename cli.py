@@ -135,6 +135,9 @@ def search(
     Example: hedgerow search examples/digits_hedge.yaml --set search.gamma=0.5
     """
     with starting(*files):
+        from hedgerow.platform.actors.forked import prepare
+
+        prepare()
         from hedgerow.searchspaces.tune.search_command import search_all
 
     return search_all(files, overrides, data_root, address, job)

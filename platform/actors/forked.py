@@ -3,12 +3,15 @@
 They are forked: they start at once, and share this process's memory.
 
 With GPUs, a gradient that torch computes in a process breaks gradients in processes that are forked from it later.
-Workers are therefore forked from a process of its own, which is forked early and computes nothing.
+Workers are therefore forked from a process of its own, which is forked early and computes nothing. The processes of a
+Ray that this process starts are forked from it too: a torch that each of them imports takes 0.3 GB and two seconds.
 """
 
 import atexit
 import ctypes
+import gc
 import os
+import shlex
 import signal
 import socket
 import stat
@@ -27,6 +30,7 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.platform.actors.forked_program import run_program
 from hedgerow.platform.actors.small_messages import message_of, pack, receive, send, unpack
 from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.errors import ProcessesLost
@@ -54,6 +58,9 @@ REPORTED_SECONDS = 2.0
 
 _PARENT_DEATH = 1
 """PR_SET_PDEATHSIG of prctl: the signal that Linux sends a process when its parent ends."""
+
+WORKER, PROGRAMS = b"w", b"p"
+"""Messages to the process that forks: with a new worker's connection, and with a socket of requests for programs."""
 
 _forks: socket.socket | None = None
 """Connection to the process that forks workers."""
@@ -121,6 +128,24 @@ def is_prepared() -> bool:
     return _works
 
 
+def python_command(path: Path) -> str | None:
+    """Command that runs Python programs in forked processes, until this process ends.
+
+    path: of the socket that it asks, which is created. Returns None where processes cannot be forked.
+    """
+    if not is_prepared():
+        return None
+    assert _forks is not None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(path))
+        door.listen()
+        try:
+            socket.send_fds(_forks, [PROGRAMS], [door.fileno()])
+        except OSError:
+            return None
+    return shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("fork_request.py")), str(path)])
+
+
 def _run_child(work: Callable[[], None]) -> None:
     """Do the work of a forked process, and end it. Signals from a terminal or a scheduler are for its parent."""
     code = 1
@@ -140,9 +165,12 @@ def _run_child(work: Callable[[], None]) -> None:
 
 
 def _fork_workers(requests: socket.socket) -> None:
-    """Say whether children can compute gradients, then fork a worker for each connection that arrives, until the parent
-    closes its end.
+    """Say whether children can compute gradients, then fork a worker for each connection that arrives, and a program
+    for each request at a socket that has arrived, until the parent closes its end.
     """
+    # It may be off during the imports. It leaves the objects that are there alone, so that they stay shared.
+    gc.freeze()
+    gc.enable()
     if (probe := os.fork()) == 0:
         # Silent: it fails, or waits forever, if the process that calls `prepare` has computed before.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -160,18 +188,29 @@ def _fork_workers(requests: socket.socket) -> None:
                     requests.send("{} {}".format(*ended).encode(), socket.MSG_DONTWAIT)
 
     signal.signal(signal.SIGCHLD, report)
+    doors: list[socket.socket] = []
     with suppress(ConnectionError):
         requests.send(b"0" if failed else b"1")
         while True:
-            message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
-            if not message:
-                return
-            connection = socket.socket(fileno=descriptors[0])
+            ready = wait([requests, *doors])
+            if requests in ready:
+                message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
+                if not message:
+                    return
+                connection = socket.socket(fileno=descriptors[0])
+                if message == PROGRAMS:
+                    doors.append(connection)
+                    continue
+            else:
+                connection = next(door for door in doors if door in ready).accept()[0]
             # Without memory for another process, the request is answered by the end of the connection.
             with suppress(OSError):
                 if os.fork() == 0:
-                    requests.close()
+                    for other in (requests, *doors):
+                        other.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    if requests not in ready:
+                        run_program(connection)
                     _run_child(lambda connection=connection: _serve(connection))  # type: ignore[misc]
             connection.close()
 
@@ -260,7 +299,7 @@ class ForkedWorker:
             for end in (self.connection, there):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             try:
-                socket.send_fds(_forks, [b"f"], [there.fileno()])
+                socket.send_fds(_forks, [WORKER], [there.fileno()])
             except OSError as error:
                 self.connection.close()
                 # Later runs of this process use Ray.

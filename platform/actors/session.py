@@ -18,6 +18,7 @@ from ray.exceptions import AuthenticationError
 
 from hedgerow.platform.actors.actor_room import local_resources, mig_slices
 from hedgerow.platform.actors.cluster_probe import trouble_at
+from hedgerow.platform.actors.forked import python_command
 from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
 from hedgerow.platform.common.ray_private import (
@@ -127,11 +128,15 @@ def local_ray(reachable: bool = False, prestart: bool = True, **settings: Any) -
     """Start a Ray on this machine, separate from any other Ray there, and stop it at the end.
 
     Its files are in a private folder, which is removed. reachable: from other machines and, on this one, from other
-    drivers. prestart: see `ray_session`. settings: further arguments of `ray.init`.
+    drivers; otherwise its processes are forked, where they can be, see `forked`. prestart: see `ray_session`; of no
+    effect where they are forked. settings: further arguments of `ray.init`.
     """
     set_listening(reachable)
     with private_folder() as folder, private_token(folder):
         try:
+            # Where Ray is reachable, there may be processes on other machines.
+            if not reachable and (python := python_command(folder / "p")):
+                settings["runtime_env"], prestart = {"py_executable": python}, False
             system = {**QUICK, "prestart_worker_first_driver": prestart}
             _init("local", include_dashboard=False, _temp_dir=str(folder / "r"), _system_config=system, **settings)
             yield

@@ -1,0 +1,28 @@
+"""Program that Ray starts in place of Python: it has Ray's program run in a process that is forked, see `forked`.
+
+    python -IS fork_request.py SOCKET PROGRAM [ARGUMENT ...]
+
+It imports little, since it runs for each process. Without an answer at the socket it becomes an ordinary Python.
+"""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+
+def is_forked(path: str, arguments: list[str]) -> bool:
+    """Send arguments, environment, working directory and standard streams; returns whether a process runs with them."""
+    message = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(path)
+            socket.send_fds(connection, [message], [0, 1, 2])
+            return bool(connection.recv(1))
+    except OSError:
+        return False
+
+
+if __name__ == "__main__" and not is_forked(sys.argv[1], sys.argv[2:]):
+    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
