@@ -42,7 +42,6 @@ from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
 from hedgerow.platform.runs.same_settings import decisive_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import checkpoint_of, latest_checkpoint
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
@@ -236,7 +235,7 @@ def _carry_out(
     # Without Ray, whose processes end while MLflow is imported in another thread.
     warnings[:] = dict.fromkeys([*warnings, *listener.warnings])
     warnings += _privacy_warnings(spec, folder, len(session.data[1]))
-    finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
+    finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics).read())
     for trial in finished.trials:
         run_record = expert_folder(folder.path, int(trial.name)).record()
         warnings += [
@@ -552,7 +551,7 @@ def push(name: str, show: object = None) -> list[str]:
     folder = find_run(name)
     spec = load_search(folder.experiment)
     require_named(spec.experiment.tracking.uri, str(folder))
-    hedge = [{"expert": None, **record} for record in RunLog(folder.metrics, HedgeRecord).read()]
+    hedge = [{"expert": None, **record} for record in RunLog(folder.metrics).read()]
     trials = [{"expert": int(trial.name), **record} for trial in read_trials(folder) for record in trial.records]
     return logger_of_search(folder, spec, None, show, [], PUSHES).push([*hedge, *trials])
 
