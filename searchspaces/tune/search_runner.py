@@ -306,10 +306,10 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         *(here / "deployed", lambda number: expert_folder(here, number).path, settings.predictions, room),
         on_block=listener.blocks.append,
     )
-    tuning = tuner_spec(search, setup, packs, room)
+    config, space = tuner_spec(search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
-    scheduler, config = tuning.config.scheduler, tuning.config
+    scheduler = config.scheduler
     # Hedge has a journal of its own. Without scheduler and searcher, no trial depends on reports.
     resumes = not isinstance(scheduler, HedgeScheduler) and (scheduler or config.search_alg) is not None
     complete: list[int] = []
@@ -324,8 +324,8 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     )
     trainable = tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request)
     run_config = _run_config(search, here, listener, budget)
-    tuner = tune.Tuner(trainable, param_space=tuning.space, tune_config=config, run_config=run_config)
-    total = len(packs or configurations) if tuning.space is not None else tuning.config.num_samples
+    tuner = tune.Tuner(trainable, param_space=space, tune_config=config, run_config=run_config)
+    total = len(packs or configurations) if space is not None else config.num_samples
     listener.health = RayHealth(folder.path, listener.lock.claim)
     try:
         # Tune needs a trial to run.
