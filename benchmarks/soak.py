@@ -26,7 +26,6 @@ from mlflow.tracking import MlflowClient
 
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.mlflow_store import default_uri
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 
@@ -40,7 +39,7 @@ SHARE = 0.45
 def left_behind(search: Search) -> dict[str, Any]:
     """Everything that must not be lost: every expert's records and last model, and Hedge's own records."""
     assert search.folder is not None
-    contents: dict[str, Any] = {"hedge": RunLog(search.folder / "metrics.jsonl", HedgeRecord).read()}
+    contents: dict[str, Any] = {"hedge": RunLog(search.folder / "metrics.jsonl").read()}
     for expert in sorted((search.folder / "experts").iterdir()):
         records = RunLog(expert / "metrics.jsonl").read()
         contents[f"{expert.name} records"] = [{k: v for k, v in one.items() if k != "seconds"} for one in records]

@@ -94,15 +94,6 @@ def explain(
     return mistakes(source, [" ".join(sentence.splitlines()) for sentence in sentences])
 
 
-def objection(error: ValidationError) -> str:
-    """First mistake in a record that was not written by a user: "`versions` is missing"."""
-    detail = error.errors(include_url=False)[0]
-    key = dotted(detail["loc"]) or "it"
-    if detail["type"] == "value_error":
-        return f"{key} must have {detail['ctx']['error']}"
-    return f"`{key}` is missing" if detail["type"] == "missing" else f"`{key}` must be {_wanted(detail)}"
-
-
 def _path(detail: ErrorDetails, values: Any, sections: Sections) -> Keys:
     """Keys as the user wrote them: pydantic's location without the names of union branches."""
     path: list[str | int] = []

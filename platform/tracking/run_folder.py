@@ -23,15 +23,7 @@ from hedgerow.platform.storage.history import METRICS
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.ownership import accept, sealed_ownership
-from hedgerow.platform.tracking.records import (
-    RESTORE_FIX,
-    PartitionRecord,
-    Record,
-    RunRecord,
-    TrialRecord,
-    read_object,
-    write_object,
-)
+from hedgerow.platform.tracking.records import RESTORE_FIX, read_object, write_object
 
 PATIENCE = 60.0
 """Seconds to wait for another process that changes the same record."""
@@ -109,7 +101,7 @@ class RunFolder:
 
     def record(self) -> dict[str, Any]:
         """Contents of run.json. Raises UserError if it is damaged, or if the file of a finished run was altered."""
-        record = read_object(self.path / "run.json", TrialRecord if self.search else RunRecord)
+        record = read_object(self.path / "run.json")
         if record["status"] == "finished" and (expected := record.get("experiment_file")):
             try:
                 read_verified(self.experiment, expected)
@@ -135,7 +127,7 @@ class RunFolder:
     def partition(self) -> dict[str, Any]:
         """Contents of partition.json, see `keep_partition`; empty if there is none. Raises UserError."""
         file = self.path / "partition.json"
-        return read_object(file, PartitionRecord) if file.exists() else {}
+        return read_object(file) if file.exists() else {}
 
     def keep_partition(self, values: dict[str, Any]) -> None:
         """Write the result of `data.partition_summary.partition_record`, for reports, which have no data."""
@@ -146,7 +138,7 @@ class RunFolder:
         file = self.path / "run.json"
         # During a run the tracker's thread writes MLflow's identifiers, and the coordinator's process writes plans.
         with FileLock(self.path / ".run.json.lock", timeout=PATIENCE):
-            entries = read_object(file, Record) if self.exists else {}
+            entries = read_object(file) if self.exists else {}
             if values.get("status") == "finished" and self.experiment.exists():
                 # A run that is not finished may continue with a changed file.
                 values["experiment_file"] = fingerprint(self.experiment)

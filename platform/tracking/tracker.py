@@ -8,15 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import BaseModel
-
 from hedgerow.platform.common.errors import Interrupted, UserError, first_line, one_line
 from hedgerow.platform.common.signals import signal_of
 from hedgerow.platform.loggers.logger import LoggedRun, Logger
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.sealed_json import seal
-from hedgerow.platform.tracking.records import RunRound, read_objects
+from hedgerow.platform.tracking.records import read_objects
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -24,13 +22,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class RunLog:
-    """Append-only local file of a run's metrics: one JSON object per round, with its checksum.
+    """Append-only local file of a run's metrics: one JSON object per round, with its checksum."""
 
-    model: schema that each object must match.
-    """
-
-    def __init__(self, path: Path, model: type[BaseModel] = RunRound):
-        self.path, self.model = path, model
+    def __init__(self, path: Path):
+        self.path = path
 
     def append(self, record: RoundRecord) -> None:
         """Append one round."""
@@ -43,7 +38,7 @@ class RunLog:
 
     def read(self) -> list[RoundRecord]:
         """Returns all records, except a last line that a crash cut off. Raises UserError if a line is damaged."""
-        return read_objects(self.path, self.model) if self.path.exists() else []
+        return read_objects(self.path) if self.path.exists() else []
 
 
 class MlflowLogger(Logger):

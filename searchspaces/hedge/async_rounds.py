@@ -15,7 +15,7 @@ from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.sealed_json import seal
-from hedgerow.platform.tracking.records import JournalEntry, read_objects
+from hedgerow.platform.tracking.records import read_objects
 from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw
 from hedgerow.searchspaces.hedge.elimination import Elimination
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge, entropy
@@ -160,13 +160,14 @@ class HedgeRounds:
         self.journal = journal
         entries: list[RoundRecord] = []
         if journal.exists():
-            entries = read_objects(journal, JournalEntry)
+            entries = read_objects(journal)
+            self._check_head(entries[0] if entries else self._head)
             if not journal.read_bytes().endswith(b"\n"):
                 # A crash cut off the last line.
                 write_whole(journal, _lines(entries))
         # The predictions of a round are deleted once its mixture is in the journal, which follows the round's reports.
         self._mixed = {entry["mixed"]: Score(entry["accuracy"], entry["loss"]) for entry in entries if "mixed" in entry}
-        for entry in entries:
+        for entry in entries[1:]:
             self._replay(entry)
         self.settle()
         if not entries:
@@ -419,13 +420,17 @@ class HedgeRounds:
         bounds = list(self.range) if self.range else None
         return {"experts": len(self.latest), "metric": self.metric, "mode": self.mode, "range": bounds}
 
+    def _check_head(self, head: RoundRecord) -> None:
+        """Raises UserError if the first line of a journal describes another search."""
+        for key, value in self._head.items():
+            if head.get(key) != value:
+                raise self._stranger(f"`{key}` is {head.get(key)} in it and {value} here")
+
     def _replay(self, entry: RoundRecord) -> None:
+        """Repeat an entry: an expert's configuration, its metrics in a round, or its end. Others need no repetition:
+        the score of the mixture in a round, and the weights after it.
+        """
         expert = entry.get("expert", 0)
-        mismatches = [key for key, value in self._head.items() if "experts" in entry and entry.get(key) != value]
-        if mismatches:
-            raise self._stranger(
-                f"`{mismatches[0]}` is {entry.get(mismatches[0])} in it and {self._head[mismatches[0]]} here"
-            )
         if expert >= len(self.latest):
             raise self._stranger(f"it contains a report of expert {expert}")
         if "configuration" in entry:
@@ -446,7 +451,7 @@ class HedgeRounds:
 
 def renumber(journal: Path, experts: int) -> None:
     """Set the number of experts of a journal."""
-    head, *entries = read_objects(journal, JournalEntry)
+    head, *entries = read_objects(journal)
     entries = [{**head, "experts": experts}, *(entry for entry in entries if "complete" not in entry)]
     write_whole(journal, _lines(entries))
 

@@ -22,7 +22,7 @@ from ray.tune.utils import flatten_dict
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import continue_trial, forget_decisions
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.records import JournalEntry, read_objects
+from hedgerow.platform.tracking.records import read_objects
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds, renumber
 from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.elimination import Elimination
@@ -565,7 +565,7 @@ def _journal_of(trials: list[Trial]) -> Path:
 
 def _number_in(journal: Path) -> int | None:
     """Number of experts of a journal; None if the file does not exist."""
-    return read_objects(journal, JournalEntry)[0].get("experts") if journal.exists() else None
+    return read_objects(journal)[0].get("experts") if journal.exists() else None
 
 
 def _fingerprint(config: RoundRecord) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.tracking.records import JournalEntry, read_objects
+from hedgerow.platform.tracking.records import read_objects
 
 JOURNAL = "hedge.jsonl"
 """Name of the journal in the folder of Tune's experiment."""
@@ -40,7 +40,7 @@ class HedgeStanding:
         journal = Path(folder) / JOURNAL
         if not journal.is_file():
             raise UserError(f"{folder} has no {JOURNAL}; give the folder of an experiment with a HedgeScheduler")
-        entries = read_objects(journal, JournalEntry)
+        entries = read_objects(journal)
         trials = {entry["expert"]: entry["trial"] for entry in entries if "trial" in entry}
         failed = frozenset(trials[entry["expert"]] for entry in entries if entry.get("retired"))
         latest = next((entry for entry in reversed(entries) if "complete" in entry), None)

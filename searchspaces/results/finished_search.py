@@ -17,7 +17,7 @@ from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning, scores_text
-from hedgerow.platform.tracking.records import BLOCKS, BlockRecord, HedgeRecord
+from hedgerow.platform.tracking.records import BLOCKS
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import fedex_warnings, final_value
 from hedgerow.platform.tracking.tracker import RunLog
@@ -84,7 +84,7 @@ class FinishedSearch:
 
         data: data set and partition, if the search was given its own.
         """
-        spec, hedge = read_search(folder.experiment), RunLog(folder.metrics, HedgeRecord).read()
+        spec, hedge = read_search(folder.experiment), RunLog(folder.metrics).read()
         return cls(folder, spec, read_trials(folder), hedge, data=data, headings=headings)
 
     @cached_property
@@ -124,7 +124,7 @@ class FinishedSearch:
     @property
     def blocks(self) -> list[RoundRecord]:
         """Records of the blocks of work of a search that promotes experts; empty for others."""
-        return RunLog(self.folder.path / BLOCKS, BlockRecord).read()
+        return RunLog(self.folder.path / BLOCKS).read()
 
     @property
     def status(self) -> str:

@@ -33,12 +33,6 @@ class WeightCurves:
         return cls(rounds, weights, named, [i for i in range(weights.shape[1]) if i not in named])
 
     @property
-    def edges(self) -> list[int]:
-        """Rounds, followed by the end of the last one: a weight holds until the next round."""
-        rounds = self.rounds
-        return [*rounds, 2 * rounds[-1] - rounds[-2] if len(rounds) > 1 else rounds[-1] + 1]
-
-    @property
     def bands(self) -> list[np.ndarray]:
         """Weights of each named expert, followed by the sum of the other weights, if any."""
         bands = [self.weights[:, i] for i in self.named]

@@ -1,17 +1,16 @@
 """Recording of a search: the curves of all configurations in one JSON file, for replays by other tuners."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.records import Record, read_object, write_object
+from hedgerow.platform.tracking.records import read_object, write_object
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
@@ -25,25 +24,6 @@ RECORDING = "recording.json"
 
 COSTS = {"client_rounds": "participants", "sample_gradients": "sample_gradients"}
 """Costs of a round by their column, and the entry of the round's record that they come from."""
-
-
-class RecordingFile(Record):
-    """Contents of recording.json."""
-
-    format: int = Field(ge=1, le=1)
-    name: str
-    file: dict[str, Any]
-    configurations: list[dict[str, Any]] = Field(min_length=1)
-    rounds: dict[str, list[float | None]]
-
-    @model_validator(mode="after")
-    def _one_row_per_round(self) -> Self:
-        columns = {"configuration", "round", *COSTS}
-        if missing := sorted(columns - self.rounds.keys()):
-            raise ValueError(f"`rounds` has no column {missing[0]!r}")
-        if len({len(column) for column in self.rounds.values()}) != 1:
-            raise ValueError("the columns of `rounds` differ in length")
-        return self
 
 
 @dataclass(frozen=True)
@@ -87,13 +67,12 @@ class Recording:
             file = find_run(str(name)).path / RECORDING
             if not file.exists():
                 raise UserError(f"{name} has no {RECORDING}; run its search again with `--set search.record=all`")
-        values = read_object(file, RecordingFile)
-        return cls(*(values[key] for key in ("name", "file", "configurations", "rounds")))
+        values = read_object(file)
+        return cls(*(values[one.name] for one in fields(cls)))
 
     def write(self, file: Path) -> None:
         """Write the recording as one JSON object; replaces the file at once."""
-        values = {"format": 1, **vars(self)}
-        write_object(file, {key: values[key] for key in RecordingFile.model_fields})
+        write_object(file, {one.name: getattr(self, one.name) for one in fields(self)})
 
     @property
     def metrics(self) -> list[str]:

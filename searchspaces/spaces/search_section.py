@@ -239,12 +239,12 @@ class SearchKind(Section):
     )
 
     def build(self, setup: SearchSetup) -> "tuple[Searcher | None, TrialScheduler | None]":
-        """Returns Ray Tune's searcher and scheduler.
+        """Returns Ray Tune's searcher and scheduler; by default, neither.
 
         Without a searcher, the trials are the configurations of the file; without a scheduler, each runs to completion.
         A reported result contains `round`, the entries of the round's record, and `done`.
         """
-        raise NotImplementedError
+        return None, None
 
     @property
     def report_smooth(self) -> float:

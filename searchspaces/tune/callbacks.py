@@ -19,7 +19,7 @@ from hedgerow.platform.storage.checkpoint import checkpoints, latest_checkpoint,
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.formatting import short_label
-from hedgerow.platform.tracking.records import BLOCKS, BlockRecord
+from hedgerow.platform.tracking.records import BLOCKS
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
@@ -67,7 +67,7 @@ class SearchCallback(tune.Callback):
         """Error that interrupted the search when Ray was lost; None otherwise."""
         self.log = RunLog(folder / "metrics.jsonl")
         self.log.replace([])
-        self.blocks = RunLog(folder / BLOCKS, BlockRecord)
+        self.blocks = RunLog(folder / BLOCKS)
         self.warnings: dict[str, None] = {}
         self.loggers = TrialLoggers(folder, spec, lambda sentence: self.warnings.update({sentence: None}))
         self._reported: dict[int, int] = {}

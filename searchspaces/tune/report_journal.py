@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.tracking.records import ReportEvent
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.spaces.space import Overrides
 
@@ -21,10 +20,15 @@ class ReportJournal:
 
     A scheduler that is given the same events again, in the same order, is in the same state. Raises UserError when the
     file is damaged.
+
+    Entries of a line: number: its position, from 0. event: a trial was added, started to train, reported, or failed
+    permanently; or the scheduler chose the next trial. overrides: proposal of a searcher. result: metrics of a report,
+    with its round. done: whether the trial has run all its rounds. decision: answer of the scheduler. ends: other
+    trials that the scheduler ended. copy_of: copy that the trial continues from.
     """
 
     def __init__(self, file: Path):
-        self._log = RunLog(file, ReportEvent)
+        self._log = RunLog(file)
         self.events: list[dict[str, Any]] = []
         self.reports = 0
         """Number of events of the kinds in REPORTS."""

@@ -42,7 +42,6 @@ from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
 from hedgerow.platform.runs.same_settings import decisive_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import checkpoint_of, latest_checkpoint
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
@@ -236,7 +235,7 @@ def _carry_out(
     # Without Ray, whose processes end while MLflow is imported in another thread.
     warnings[:] = dict.fromkeys([*warnings, *listener.warnings])
     warnings += _privacy_warnings(spec, folder, len(session.data[1]))
-    finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics, HedgeRecord).read())
+    finished = FinishedSearch(folder, spec, read_trials(folder), RunLog(folder.metrics).read())
     for trial in finished.trials:
         run_record = expert_folder(folder.path, int(trial.name)).record()
         warnings += [
@@ -307,10 +306,10 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
         *(here / "deployed", lambda number: expert_folder(here, number).path, settings.predictions, room),
         on_block=listener.blocks.append,
     )
-    tuning = tuner_spec(search, setup, packs, room)
+    config, space = tuner_spec(search, setup, packs, room)
     # Removes Tune's files of an interrupted search: trials continue from their run folders.
     shutil.rmtree(here / "tune", ignore_errors=True)
-    scheduler, config = tuning.config.scheduler, tuning.config
+    scheduler = config.scheduler
     # Hedge has a journal of its own. Without scheduler and searcher, no trial depends on reports.
     resumes = not isinstance(scheduler, HedgeScheduler) and (scheduler or config.search_alg) is not None
     complete: list[int] = []
@@ -325,8 +324,8 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     )
     trainable = tune.with_resources(tune.with_parameters(FederatedTrainable, shared=shared), request)
     run_config = _run_config(search, here, listener, budget)
-    tuner = tune.Tuner(trainable, param_space=tuning.space, tune_config=config, run_config=run_config)
-    total = len(packs or configurations) if tuning.space is not None else tuning.config.num_samples
+    tuner = tune.Tuner(trainable, param_space=space, tune_config=config, run_config=run_config)
+    total = len(packs or configurations) if space is not None else config.num_samples
     listener.health = RayHealth(folder.path, listener.lock.claim)
     try:
         # Tune needs a trial to run.
@@ -552,7 +551,7 @@ def push(name: str, show: object = None) -> list[str]:
     folder = find_run(name)
     spec = load_search(folder.experiment)
     require_named(spec.experiment.tracking.uri, str(folder))
-    hedge = [{"expert": None, **record} for record in RunLog(folder.metrics, HedgeRecord).read()]
+    hedge = [{"expert": None, **record} for record in RunLog(folder.metrics).read()]
     trials = [{"expert": int(trial.name), **record} for trial in read_trials(folder) for record in trial.records]
     return logger_of_search(folder, spec, None, show, [], PUSHES).push([*hedge, *trials])
 

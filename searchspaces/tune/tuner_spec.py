@@ -1,6 +1,5 @@
 """Translates a search for Ray Tune: tuner configuration and parameter space."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
@@ -9,16 +8,11 @@ from hedgerow.searchspaces.spaces.packing import PACK
 from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 
 
-@dataclass(frozen=True)
-class TunerSpec:
-    """Arguments of `tune.Tuner`. space: its parameter space; None when a searcher proposes the configurations."""
-
-    config: tune.TuneConfig
-    space: dict[str, Any] | None
-
-
-def tuner_spec(search: SearchKind, setup: SearchSetup, packs: list[list[int]] | None, room: int) -> TunerSpec:
-    """Returns the searcher and scheduler of a search kind, with the trials that they run.
+def tuner_spec(
+    search: SearchKind, setup: SearchSetup, packs: list[list[int]] | None, room: int
+) -> tuple[tune.TuneConfig, dict[str, Any] | None]:
+    """Returns the configuration of `tune.Tuner`, with the searcher and scheduler of a search kind, and its parameter
+    space: None when a searcher proposes the configurations.
 
     packs: numbers of the configurations in each trial; None: one per trial. room: trials that fit on the cluster.
     """
@@ -32,8 +26,8 @@ def tuner_spec(search: SearchKind, setup: SearchSetup, packs: list[list[int]] | 
         reuse_actors=True,
     )
     if searcher is not None:
-        return TunerSpec(config, None)
+        return config, None
     configurations = setup.configurations
     if packs is None:
-        return TunerSpec(config, {"overrides": tune.grid_search(configurations)})
-    return TunerSpec(config, {PACK: tune.grid_search([[(i, configurations[i]) for i in pack] for pack in packs])})
+        return config, {"overrides": tune.grid_search(configurations)}
+    return config, {PACK: tune.grid_search([[(i, configurations[i]) for i in pack] for pack in packs])}

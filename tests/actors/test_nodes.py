@@ -20,7 +20,6 @@ from hedgerow.platform.config.loader import dump_experiment
 from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, read_checkpoint
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
 
 
@@ -124,7 +123,7 @@ SEARCH = {
 
 
 def hedge(output: Path) -> list[dict]:
-    return [record for file in output.glob("small-*/metrics.jsonl") for record in RunLog(file, HedgeRecord).read()]
+    return [record for file in output.glob("small-*/metrics.jsonl") for record in RunLog(file).read()]
 
 
 def test_a_submitted_search_uses_the_nodes(nodes, tmp_path):

@@ -26,7 +26,6 @@ from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.tune.search_runner import resume_search
 
@@ -192,9 +191,7 @@ def test_a_termination_notice_saves_every_trial_and_the_search_goes_on_from_its_
     driver = hedgerow("search", str(tmp_path / "file.yaml"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(one_after_the_other, plan(tmp_path / "alone", **settings))
-        while not any(
-            len(RunLog(f, HedgeRecord).read()) >= 4 for f in (tmp_path / "here").glob("small-*/metrics.jsonl")
-        ):
+        while not any(len(RunLog(f).read()) >= 4 for f in (tmp_path / "here").glob("small-*/metrics.jsonl")):
             assert driver.poll() is None, "the search ended before it could be interrupted"
             time.sleep(0.01)
         driver.terminate()

@@ -20,7 +20,6 @@ from toys import Stateful
 from hedgerow.cli import main
 from hedgerow.platform.config.experiment import EngineConfig
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, write_checkpoint
-from hedgerow.platform.tracking.records import LoggedRound
 from hedgerow.platform.tracking.tracker import RunLog
 
 
@@ -141,7 +140,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
 
 
 def test_a_torn_last_line_of_metrics_is_left_out(tmp_path):
-    log = RunLog(tmp_path / "metrics.jsonl", LoggedRound)
+    log = RunLog(tmp_path / "metrics.jsonl")
     log.append({"round": 1, "x": 0.1})
     log.append({"round": 2, "x": np.nan})
     with log.path.open("a") as file:

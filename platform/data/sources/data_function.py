@@ -16,7 +16,7 @@ from hedgerow.platform.common.registry import import_named, nearest
 from hedgerow.platform.data.dataset import Dataset, mistake_in
 from hedgerow.platform.data.mapped_arrays import empty
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, as_array, build_dataset, joined
-from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.data.sources.source import Source, TestFraction
 
 HINTS = {"tokens", "channels", "class_names", "mean", "std"}
 """Keys of a dictionary of arrays that go to `build_dataset`."""
@@ -39,13 +39,7 @@ class DataFunction(Source):
     """Your own function that returns the data: `name` is its dotted path, `args` goes to it."""
 
     args: dict[str, Any] = Field({}, description="keyword arguments of the function")
-    test_fraction: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="share of each client, or of each class if there are no clients, that is used for testing if the "
-        "function returns no test samples",
-    )
+    test_fraction: TestFraction = 0.2
 
     def load(self, root: Path) -> Dataset:
         """Calls the function. A parameter `root` of the function gets the folder of the data sets.

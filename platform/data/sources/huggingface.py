@@ -16,7 +16,7 @@ from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.mapped_arrays import empty, scratch_folders
 from hedgerow.platform.data.sources.image_folder import decoded, resized
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
-from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.data.sources.source import Source, TestFraction
 
 if TYPE_CHECKING:
     import datasets
@@ -56,13 +56,7 @@ class HuggingFace(Source):
     size: int | None = Field(
         None, ge=1, description="images: resize the shorter side to this size and crop the centre; null: as they are"
     )
-    test_fraction: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="share of each client, or of each class if there are no clients, that is used for testing if there "
-        "is no split for it",
-    )
+    test_fraction: TestFraction = 0.2
 
     def files(self, root: Path) -> list[Path]:
         path = root / self.path

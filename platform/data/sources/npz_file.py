@@ -14,7 +14,7 @@ from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.mapped_arrays import BLOCK, empty
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, build_dataset
-from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.data.sources.source import Source, TestFraction
 from hedgerow.platform.data.zip_members import UNREADABLE, opened
 
 
@@ -38,13 +38,7 @@ class NpzFile(Source):
     channels: Literal["first", "last"] | None = Field(
         None, description="axis of the channels of images; null: recognised by its size"
     )
-    test_fraction: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="share of each client, or of each class if there are no clients, that is used for testing if there "
-        "are no test samples",
-    )
+    test_fraction: TestFraction = 0.2
 
     def files(self, root: Path) -> list[Path]:
         path = root / self.path

@@ -10,6 +10,16 @@ from hedgerow.platform.data.dataset import Dataset
 
 Seed = Annotated[int, Field(ge=0, lt=2**63, description="seed of the data; independent of the experiment's own seed")]
 
+TestFraction = Annotated[
+    float,
+    Field(
+        gt=0,
+        lt=1,
+        description="share of each client, or of each class if there are no clients, that is used for testing if there "
+        "are no test samples",
+    ),
+]
+
 
 class Source(Section):
     """Source of a data set. Its fields are its options in the experiment file."""

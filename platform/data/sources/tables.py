@@ -19,7 +19,7 @@ from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.data.dataset import Dataset
 from hedgerow.platform.data.mapped_arrays import empty
 from hedgerow.platform.data.sources.raw_arrays import RawSplit, are_rounded, build_dataset
-from hedgerow.platform.data.sources.source import Source
+from hedgerow.platform.data.sources.source import Source, TestFraction
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -74,13 +74,7 @@ class _TableSource(Source):
     test: str | None = Field(
         None, min_length=1, description="file or folder of the test samples; null: a part of `path`"
     )
-    test_fraction: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="share of each client, or of each class if there are no clients, that is used for testing if there "
-        "is no `test`",
-    )
+    test_fraction: TestFraction = 0.2
 
     @property
     def columns(self) -> Columns:

@@ -1,11 +1,7 @@
 """Random search: configurations are drawn from distributions."""
 
-from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
+from hedgerow.searchspaces.spaces.search_section import SearchKind
 
 
 class RandomSearch(SearchKind):
-    """Random search: draws configurations from the distributions of the space."""
-
-    def build(self, setup: SearchSetup) -> tuple[None, None]:
-        """Returns no searcher and no scheduler: the configurations, drawn with the file's seed, run to completion."""
-        return None, None
+    """Random search: draws configurations from the distributions of the space, with the file's seed."""

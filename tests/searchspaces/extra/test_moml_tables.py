@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.extra.table_file import family_tables, find_rows
@@ -117,7 +116,7 @@ def test_a_line_runs_and_is_reported_again(ray_here, tmp_path):
     assert [line["method"] for line in table["lines"]] == ["FS", "MOGD"]
     for line in table["lines"]:
         folder = RunFolder(tmp_path / line["run"])
-        hedge = RunLog(folder.metrics, HedgeRecord).read()
+        hedge = RunLog(folder.metrics).read()
         experts = [RunLog(file).read() for file in sorted(folder.path.glob("experts/*/metrics.jsonl"))]
         assert len(experts) == line["experts"] == EXPERTS[line["method"].lower()]
         weights = np.array([record["weights"] for record in hedge])

@@ -313,14 +313,9 @@ def test_a_recording_needs_every_round_and_its_costs(recorded):
 def test_a_damaged_recording_is_refused_in_one_sentence(tmp_path, recorded):
     values = json.loads((recorded.folder.path / RECORDING).read_text())
     file = tmp_path / RECORDING
-    for damage, sentence in [
-        ({"rounds": {"round": [1]}}, "has no column 'client_rounds'"),
-        ({"rounds": {**values["rounds"], "round": [1]}}, "differ in length"),
-        ({"format": 2}, "format"),
-    ]:
-        file.write_text(json.dumps({**values, **damage}))
-        with pytest.raises(UserError, match=sentence):
-            Recording.read(file)
+    file.write_text(json.dumps({**values, "rounds": {**values["rounds"], "round": [1]}}))
+    with pytest.raises(UserError, match=r"recording.json is damaged \(it does not match its checksum\); restore it"):
+        Recording.read(file)
 
 
 RECORDINGS = ROOT / "benchmarks" / "recordings"

@@ -17,7 +17,6 @@ from hedgerow.algorithms.core.pytree import flatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import check
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.hedge.deployment import KEPT, DeployedState
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
@@ -185,7 +184,7 @@ def assert_same(first: FinishedSearch, second: FinishedSearch) -> None:
 
 
 def _rounds(folder: Path) -> int:
-    return len(RunLog(folder / "metrics.jsonl", HedgeRecord).read())
+    return len(RunLog(folder / "metrics.jsonl").read())
 
 
 class TestKeys:
@@ -285,7 +284,7 @@ def test_experts_of_a_stream_cannot_rest(tmp_path):
 @pytest.mark.exhaustive("processes")
 def test_elimination_stops_trials_in_lock_step_and_the_closing_lines_say_so(ray_here, tmp_path):
     done = search(plan(tmp_path, rounds=14, comeback=0.0, pack="off"))
-    records = RunLog(done.folder.metrics, HedgeRecord).read()
+    records = RunLog(done.folder.metrics).read()
     assert [record["awake"] for record in records] == [4] * 9 + [1] * 5
     assert records[-1]["price"] == 4
     ran = [len(trial.records) for trial in done.trials]

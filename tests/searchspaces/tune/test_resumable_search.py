@@ -65,20 +65,20 @@ class Machine:
             *(self.spec.experiment, self.spec.values, known, self.folder / "run" / "j", lambda record: None, print),
             room=self.slots,
         )
-        config = tuner_spec(self.spec.search, setup, None, self.slots)
-        scheduler = ResumableScheduler(config.config.scheduler, journal, self.spec.experiment.seed)
+        config, space = tuner_spec(self.spec.search, setup, None, self.slots)
+        scheduler = ResumableScheduler(config.scheduler, journal, self.spec.experiment.seed)
         search = ResumableSearch(
-            config.config.search_alg,
+            config.search_alg,
             scheduler,
-            config.config.max_concurrent_trials,
+            config.max_concurrent_trials,
             lambda trial, round: SimpleNamespace(model=(number_of(trial), round)),
             lambda number: True,
         )
         experiment = Experiment(
             "sim",
             Nothing,
-            config=config.space or {},
-            num_samples=config.config.num_samples,
+            config=space or {},
+            num_samples=config.num_samples,
             storage_path=str(self.folder),
         )
         search.add_configurations([experiment])

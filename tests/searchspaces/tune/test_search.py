@@ -24,7 +24,6 @@ from hedgerow import load
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.tracking.mlflow_store import default_uri
-from hedgerow.platform.tracking.records import HedgeRecord
 from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.results.mlflow_search import SearchStore
@@ -403,7 +402,7 @@ def test_a_kind_that_is_killed_between_two_reports_resumes_to_the_same_decisions
 
 
 def _rounds(folder: Path) -> int:
-    return len(RunLog(folder / "metrics.jsonl", HedgeRecord).read())
+    return len(RunLog(folder / "metrics.jsonl").read())
 
 
 def test_a_search_file_is_yaml_that_a_person_reads(tmp_path):

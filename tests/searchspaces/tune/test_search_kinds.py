@@ -90,7 +90,6 @@ def test_every_kind_is_a_class_in_a_file_of_its_own_and_stands_in_the_table():
     for name in SEARCH_KINDS:
         kind = KINDS.resolve(name)
         assert issubclass(kind, SearchKind)
-        assert kind.build is not SearchKind.build
         section = KINDS.section(name)
         assert section.model_fields["kind"].default == name
         tree = ast.parse(Path(importlib.import_module(kind.__module__).__file__).read_text())
@@ -119,11 +118,11 @@ def test_the_tuned_rate_counts_the_rounds_with_a_loss(tmp_path, metric, losses):
 def test_a_kind_builds_its_scheduler(tmp_path, kind, scheduler, limited):
     spec = plan(tmp_path, search={"kind": kind, "space": {"algorithm.lr": [0.01, 0.3]}})
     setup = SearchSetup(spec.experiment, spec.values, spec.configurations, tmp_path / "j", lambda record: None, print)
-    made = tuner_spec(spec.search, setup, None, room=3)
-    assert isinstance(made.config.scheduler, scheduler or type(None))
-    assert made.config.search_alg is None
-    assert made.config.max_concurrent_trials == (3 if limited else None)
-    assert made.space == {"overrides": {"grid_search": spec.configurations}}
+    config, parameters = tuner_spec(spec.search, setup, None, room=3)
+    assert isinstance(config.scheduler, scheduler or type(None))
+    assert config.search_alg is None
+    assert config.max_concurrent_trials == (3 if limited else None)
+    assert parameters == {"overrides": {"grid_search": spec.configurations}}
 
 
 def build(folder: Path, kind: str = "hedge", **settings):
@@ -162,9 +161,9 @@ def test_a_bandit_has_the_seed_of_the_file_and_the_rate_of_its_evaluated_rounds(
 def test_a_kind_that_proposes_has_a_searcher_and_no_space(tmp_path):
     spec = plan(tmp_path, search={"kind": "optuna", "samples": 5, "space": {"algorithm.lr": [0.01, 0.3]}})
     setup = SearchSetup(spec.experiment, spec.values, [], tmp_path / "j", lambda record: None, print)
-    made = tuner_spec(spec.search, setup, None, room=3)
-    assert (made.config.num_samples, made.space, spec.search.packed) == (5, None, None)
-    assert made.config.search_alg is not None
+    config, parameters = tuner_spec(spec.search, setup, None, room=3)
+    assert (config.num_samples, parameters, spec.search.packed) == (5, None, None)
+    assert config.search_alg is not None
 
 
 @pytest.mark.exhaustive("processes")
