@@ -152,6 +152,9 @@ def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> Ro
     """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, over all `samples`."""
     record: RoundRecord = {}
     for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
+        # Any step may report a number with such a name.
+        if not {"samples", f"{other}_loss"} <= metrics.keys():
+            continue
         samples = metrics["samples"].sum()
         record[f"{other}_{samples_of}_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
         count = metrics[f"{other}_loss_count"].sum() if f"{other}_loss_count" in metrics else samples
