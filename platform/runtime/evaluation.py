@@ -181,7 +181,8 @@ def client_scores(result: Aggregate, scoring: Scoring, personal: bool) -> tuple[
         record[f"client_{name}"] = float(values.mean()) if len(values) else math.nan
         if number or not len(values) or name == "loss":
             continue
-        worst = values if measure.mode == "max" else values[::-1]
+        # Clients that diverged are the worst; sorted, NaN comes last.
+        worst = np.roll(values, np.isnan(values).sum()) if measure.mode == "max" else values[::-1]
         record[f"client_{name}_worst10"] = float(worst[: -(-len(values) // 10)].mean())
         if personal:
             record |= {f"client_{name}_highest": float(values[-1]), f"client_{name}_lowest": float(values[0])}
