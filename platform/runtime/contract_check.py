@@ -6,6 +6,7 @@ and copy of torch's generator.
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ FEWER = 3
 
 ROUNDING = 1 + 1e-6
 """Factor that changes numbers by about as much as rounding."""
+
+METRIC = re.compile(r"[\w. /-]+|@.*")
+"""Names of metrics that MLflow records, and those for middleware."""
 
 OF_SERVER = "draw from a torch.Generator with a seed, in a round from cohort.seed_for"
 """Advice for code that runs at the server."""
@@ -220,6 +224,7 @@ class _Contract(Middleware):
         if not isinstance(result, dict):
             raise ContractError(f"`{name}` returns {_kind(result)}; return a dictionary of numbers")
         for metric, value in result.items():
+            _check_name(metric, f"`{name}`")
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ContractError(f"`{name}` returns {_kind(value)} as {metric!r}; return a number, such as float(x)")
             if metric in STANDARD or metric in self.scores:
@@ -292,6 +297,8 @@ class _Contract(Middleware):
                     "empty if there are none"
                 )
         for metric, value in ((name, value) for name, value in result.metrics.items() if name != PREDICTIONS):
+            if self.trains:
+                _check_name(metric, name)
             if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
                 raise ContractError(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
@@ -497,6 +504,14 @@ class _DryRun:
                 place = "task.loss: the loss" if name == "loss" else f"task.metrics: {name}"
                 return UserError(f"{place} {works}; {advice}")
         return ContractError(f"its step `{self.contract.step}` {works}; {advice}")
+
+
+def _check_name(metric: Any, who: str) -> None:
+    """Raise ContractError for a name of a metric that MLflow refuses, with all other metrics of the round."""
+    if not isinstance(metric, str) or not METRIC.fullmatch(metric):
+        raise ContractError(
+            f"{who} reports the metric {metric!r}; name it by letters, digits, spaces and _ - . / alone"
+        )
 
 
 def _check_samples(exchange: Exchange, samples: Samples) -> None:

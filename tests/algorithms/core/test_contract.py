@@ -61,6 +61,10 @@ BROKEN = [
         "TensorMetric",
         r"`round_metrics` returns an object of type Tensor as 'norm'; return a number, such as float\(x\)",
     ),
+    (
+        "NamesPrecision",
+        "its step `train` reports the metric 'precision@1'; name it by letters, digits, spaces and _ - ",
+    ),
     ("OwnRound", "`round_metrics` returns 'round', which is the name of another entry of records; choose another"),
     (
         "OwnScore",
