@@ -222,8 +222,9 @@ class Aggregate:
     """Result of one exchange."""
 
     up: Tree
-    """The reduced tree; empty if no client was addressed or the step returns an empty tree. With `reduce="stack"` it
-    has one row per client that contributed."""
+    """The reduced tree; empty if no client was addressed or the step returns an empty tree. Means and sums are computed
+    in float64 and rounded to float32, whatever the type of the update. With `reduce="stack"` it has one row per client
+    that contributed, of the type of the update; float32 for bfloat16."""
     contributed: np.ndarray
     """Mask (bool) over the addressed clients, in the order of `Exchange.clients`: whether the client entered the
     reduction. Clients whose update contains NaN or infinity are excluded."""

@@ -46,10 +46,14 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
-    """Returns a flat dictionary with keys joined by '/': the form in which trees are stored. Empty branches vanish."""
+    """Returns a flat dictionary with keys joined by '/', in which '~1' is a '/' of a key and '~0' a '~' (RFC 6901).
+
+    Empty branches vanish.
+    """
     flat: dict[str, Any] = {}
     for key, child in tree.items():
-        flat.update(flatten(child, f"{prefix}{key}/") if isinstance(child, dict) else {f"{prefix}{key}": child})
+        path = prefix + key.replace("~", "~0").replace("/", "~1")
+        flat.update(flatten(child, f"{path}/") if isinstance(child, dict) else {path: child})
     return flat
 
 
@@ -73,7 +77,7 @@ def unflatten(flat: dict[str, Any]) -> Tree:
     """Inverse of `flatten`."""
     tree: Tree = {}
     for path, leaf in flat.items():
-        *branches, last = path.split("/")
+        *branches, last = (key.replace("~1", "/").replace("~0", "~") for key in path.split("/"))
         node = tree
         for branch in branches:
             node = node.setdefault(branch, {})

@@ -55,6 +55,10 @@ def of_torchmetrics(kind: Any) -> ScoreFunction:
     return ScoreFunction(value, mode=mode, sees_all=True)
 
 
+PREFIXES = ("server_", "teacher_", "simple_", "test_", "validation_", "client_", "train_", "best_")
+SUFFIXES = ("_worst10", "_highest", "_lowest")
+"""Beginnings and ends of the entries of a record around the name of a measure."""
+
 FUNCTION = "a function of (outputs, targets, mask)"
 losses = Registry(LOSSES, ScoreFunction, "task.loss", enter=_loss, what=f"a loss, {FUNCTION}")
 metrics = Registry(
@@ -146,10 +150,18 @@ class MetricChoice(MeasureChoice):
     rules = (
         Rule(
             lambda metric: (
-                (metric.label in RESERVED or metric.label.endswith(("_count", "_correct", "_loss")))
+                (
+                    metric.label in RESERVED
+                    or metric.label.endswith(("_count", "_correct", "_loss", *SUFFIXES))
+                    or metric.label.startswith(PREFIXES)
+                )
                 and repr(metric.label)
             ),
             "{found} is a name of other results; rename the function",
+        ),
+        Rule(
+            lambda metric: (natural := mode_of(metric.label)) and metric.mode not in (natural, None) and natural,
+            "the mode of a metric with the name {name} is {found}, and the function's is {mode}; rename the function",
         ),
     )
 
@@ -176,10 +188,6 @@ def main_metric_of(task: dict[str, Any]) -> str:
     metrics, loss = task.get("metrics"), task.get("loss", "cross_entropy")
     names = [name(one) for one in metrics] if isinstance(metrics, list) else USUAL.get(name(loss), ())
     return names[0].rpartition(".")[2] if names else "loss"
-
-
-PREFIXES = ("server_", "teacher_", "simple_", "test_", "validation_", "client_", "train_", "best_")
-SUFFIXES = ("_worst10", "_highest", "_lowest")
 
 
 def measure_name(metric: str) -> str:

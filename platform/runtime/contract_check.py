@@ -6,6 +6,7 @@ and copy of torch's generator.
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ from hedgerow.platform.runtime.transport import InProcess
 from hedgerow.platform.runtime.worker import Worker
 from hedgerow.platform.schedules.events import Group
 from hedgerow.platform.schedules.stale_round import StaleRound
+from hedgerow.platform.tracking.summary import STANDARD
 
 SAMPLES, STEPS = 8, 2
 """Maximum number of samples and of mini-batches per client."""
@@ -64,6 +66,9 @@ FEWER = 3
 
 ROUNDING = 1 + 1e-6
 """Factor that changes numbers by about as much as rounding."""
+
+METRIC = re.compile(r"[\w. /-]+|@.*")
+"""Names of metrics that MLflow records, and those for middleware."""
 
 OF_SERVER = "draw from a torch.Generator with a seed, in a round from cohort.seed_for"
 """Advice for code that runs at the server."""
@@ -162,10 +167,16 @@ class _Contract(Middleware):
         """An entry of a client state that ends with the round."""
         self.has_models = False
         """Whether a step has returned clients' own models."""
+        self.scores = {
+            f"{of}_{name}" for of in ("test", "validation", "client") for name in inner.task.scoring.measures
+        }
+        """Names of the scores of an evaluation."""
         self._last_results: dict[str, tuple[Tree, Content]] = {}
         """Result of each step of an exchange for its last client, with its content."""
         for method in (inner.round, inner.evaluate):
             setattr(inner, method.__name__, partial(self.generate, method))
+        for reports in (inner.round_metrics, inner.server_metrics, inner.evaluation_metrics):
+            setattr(inner, reports.__name__, partial(self.metrics, reports))
 
     def generate(self, method: Callable[[Tree, Cohort], Exchanges], server: Tree, cohort: Cohort) -> Exchanges:
         """Run a method of the server's half, and check what it yields and returns."""
@@ -206,6 +217,21 @@ class _Contract(Middleware):
             self.trains, self.lost = name == "round", ""
             self._last_results.clear()
             reply = yield request
+
+    def metrics(self, method: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+        """Additional metrics of a record, by a method of the algorithm."""
+        name, result = method.__name__, method(*arguments)
+        if not isinstance(result, dict):
+            raise ContractError(f"`{name}` returns {_kind(result)}; return a dictionary of numbers")
+        for metric, value in result.items():
+            _check_name(metric, f"`{name}`")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ContractError(f"`{name}` returns {_kind(value)} as {metric!r}; return a number, such as float(x)")
+            if metric in STANDARD or metric in self.scores:
+                raise ContractError(
+                    f"`{name}` returns {metric!r}, which is the name of another entry of records; choose another"
+                )
+        return result
 
     def check_result(self, method: str, server: Tree, result: Any) -> None:
         """Check the return value of `round` or `evaluate`. server: state before it."""
@@ -271,6 +297,8 @@ class _Contract(Middleware):
                     "empty if there are none"
                 )
         for metric, value in ((name, value) for name, value in result.metrics.items() if name != PREDICTIONS):
+            if self.trains:
+                _check_name(metric, name)
             if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
                 raise ContractError(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
@@ -410,6 +438,7 @@ class _DryRun:
             if scale != 1:
                 before = tree_map(lambda leaf: leaf * scale if leaf.is_floating_point() else leaf, before)
             server = drive(algorithm.round(before, cohort)) or before
+            algorithm.round_metrics(server)
             outcome: Tree = {}
             if not any(keyed):
                 changes = tree_map(_change, before, server)
@@ -435,8 +464,8 @@ class _DryRun:
             scored = cohort if experiment.evaluation.clients else nobody
             confuses = experiment.evaluation.confusion_matrix
             keeper = output_keeper(algorithm, confuses)
-            evaluation = keeper.around(evaluate(algorithm, server, scored, confuses)) if keeper else None
-            drive(evaluation or algorithm.evaluate(server, scored), EVALUATION)
+            evaluation = evaluate(algorithm, server, scored, confuses)
+            drive(keeper.around(evaluation) if keeper else evaluation, EVALUATION)
             if validation := experiment.task.validation:
                 clients = nobody.clients if validation.is_at_server else cohort.clients
                 scores = validate(algorithm.evaluate(server, cohort), clients, algorithm.task.scoring)
@@ -475,6 +504,14 @@ class _DryRun:
                 place = "task.loss: the loss" if name == "loss" else f"task.metrics: {name}"
                 return UserError(f"{place} {works}; {advice}")
         return ContractError(f"its step `{self.contract.step}` {works}; {advice}")
+
+
+def _check_name(metric: Any, who: str) -> None:
+    """Raise ContractError for a name of a metric that MLflow refuses, with all other metrics of the round."""
+    if not isinstance(metric, str) or not METRIC.fullmatch(metric):
+        raise ContractError(
+            f"{who} reports the metric {metric!r}; name it by letters, digits, spaces and _ - . / alone"
+        )
 
 
 def _check_samples(exchange: Exchange, samples: Samples) -> None:

@@ -152,6 +152,9 @@ def other_scores(metrics: dict[str, np.ndarray], samples_of: str = "test") -> Ro
     """Accuracy and loss of the models that are scored as NAME_correct and NAME_loss, over all `samples`."""
     record: RoundRecord = {}
     for other in (name.removesuffix("_correct") for name in metrics if name.endswith("_correct")):
+        # Any step may report a number with such a name.
+        if not {"samples", f"{other}_loss"} <= metrics.keys():
+            continue
         samples = metrics["samples"].sum()
         record[f"{other}_{samples_of}_accuracy"] = float(metrics[f"{other}_correct"].sum() / samples)
         count = metrics[f"{other}_loss_count"].sum() if f"{other}_loss_count" in metrics else samples
@@ -178,7 +181,8 @@ def client_scores(result: Aggregate, scoring: Scoring, personal: bool) -> tuple[
         record[f"client_{name}"] = float(values.mean()) if len(values) else math.nan
         if number or not len(values) or name == "loss":
             continue
-        worst = values if measure.mode == "max" else values[::-1]
+        # Clients that diverged are the worst; sorted, NaN comes last.
+        worst = np.roll(values, np.isnan(values).sum()) if measure.mode == "max" else values[::-1]
         record[f"client_{name}_worst10"] = float(worst[: -(-len(values) // 10)].mean())
         if personal:
             record |= {f"client_{name}_highest": float(values[-1]), f"client_{name}_lowest": float(values[0])}

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save_file
 
-from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten
+from hedgerow.algorithms.core.pytree import Tree, flatten, tree_map
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.atomic_file import Altered, Fingerprint, compare, fingerprint, read_verified, sync
 from hedgerow.platform.storage.history import METRICS, History
@@ -54,7 +54,8 @@ class DamagedCheckpoint(UserError):  # noqa: N818
 
 
 def save_tree(tree: Tree, file: Path, **notes: str) -> None:
-    """Write a tree of tensors (safetensors) and the order of its keys, which the format itself does not store.
+    """Write a tree of tensors (safetensors), and the tree of their names: the format itself stores no order of keys
+    and no empty branch.
 
     notes: further texts in the header of the file.
     """
@@ -64,8 +65,10 @@ def save_tree(tree: Tree, file: Path, **notes: str) -> None:
     leaves = {
         key: leaf if owners[leaf.untyped_storage().data_ptr()] == key else leaf.clone() for key, leaf in flat.items()
     }
+    rest = iter(flat)
+    names = tree_map(lambda leaf: next(rest), tree)
     try:
-        save_file(leaves, file, {**notes, "keys": json.dumps(list(flat))})
+        save_file(leaves, file, {**notes, "tree": json.dumps(names)})
     except SafetensorError as error:
         # Only the message contains the error number of the operating system.
         if number := re.search(r"\(os error (\d+)\)", str(error)):
@@ -75,7 +78,7 @@ def save_tree(tree: Tree, file: Path, **notes: str) -> None:
 
 def save_sealed(tree: Tree, file: Path, **notes: Any) -> None:
     """Write a tree of tensors with checksums of the notes and of each branch. notes: JSON values."""
-    branches = {branch: _branch_checksum(child) for branch, child in tree.items() if flatten(child)}
+    branches = {branch: _branch_checksum(child) for branch, child in tree.items()}
     save_tree(tree, file, sealed=seal({"notes": notes, "branches": branches}))
 
 
@@ -87,8 +90,8 @@ def load_sealed(file: Path, branch: str | None = None) -> tuple[Tree, dict[str, 
     # Opened once: the file may be replaced meanwhile.
     with _opened(file) as stored:
         notes = stored.metadata() or {}
-        header, keys = unseal(json.loads(notes["sealed"])), json.loads(notes["keys"])
-        tree = unflatten({key: stored.get_tensor(key) for key in keys if branch in (None, key.split("/")[0])})
+        header, names = unseal(json.loads(notes["sealed"])), json.loads(notes["tree"])
+        tree = tree_map(stored.get_tensor, {key: child for key, child in names.items() if branch in (None, key)})
     expected = {key: digest for key, digest in header["branches"].items() if branch in (None, key)}
     if {key: _branch_checksum(child) for key, child in tree.items()} != expected:
         raise Altered("does not match its SHA-256")
@@ -125,7 +128,7 @@ def parse_tree(raw: bytes) -> Tree:
     stored = load(raw)
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     # Copies have the alignment of torch's own tensors, on which the bits of a computation may depend.
-    return unflatten({key: stored.pop(key).clone() for key in json.loads(header["__metadata__"]["keys"])})
+    return tree_map(lambda name: stored.pop(name).clone(), json.loads(header["__metadata__"]["tree"]))
 
 
 # ---- one checkpoint -------------------------------------------------------------------------------------------------
@@ -154,7 +157,6 @@ def write_checkpoint(
         known = save_states(aside)
         content = {
             **progress,
-            "empty_branches": [key for key, child in server.items() if child == {}],
             "files": {file.name: known.get(file.name) or fingerprint(file) for file in sorted(aside.iterdir())},
         }
         if history is not None:
@@ -188,15 +190,14 @@ def read_checkpoint(folder: Path) -> tuple[Tree, dict[str, Any]]:
     _verify_files(folder, content, but=SERVER)
     if position := content.get("history"):
         content["history"] = _records(folder, position)
-    branches = content.pop("empty_branches")
     del content["files"]
-    return {**{branch: {} for branch in branches}, **server}, content
+    return server, content
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
     """Verified progress of a checkpoint without its history. Raises DamagedCheckpoint."""
     content = _marker(folder)
-    return {name: value for name, value in content.items() if name not in ("history", "files", "empty_branches")}
+    return {name: value for name, value in content.items() if name not in ("history", "files")}
 
 
 def read_states(folder: Path) -> Iterator[tuple[np.ndarray, Tree]]:

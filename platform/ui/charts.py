@@ -112,7 +112,9 @@ def lines(
     log = unit != "%" and "loss" in y_label and max(values) > 8 * min(values) > 0
     low, high = _span([*values, *(t for t in targets if min(values) - 0.2 < t < max(values) + 0.2)], log)
     if unit == "%":
-        low, high = max(0.0, low), min(1.0, high)
+        # A metric of the user's own may be outside.
+        shares = [0.0, 1.0, *(value for one in curves for _, value in one.points)]
+        low, high = max(min(shares), low), min(max(shares), high)
     if (start := late_start(curves) if late else None) is not None and start > low:
         low, high = start, min(high, max(values) + 0.05 * (max(values) - start))
         note += " The first rounds are below the axis."

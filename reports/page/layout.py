@@ -22,6 +22,7 @@ from hedgerow.reports.sections.report_data import ReportData
 from hedgerow.reports.sections.targets import targets
 from hedgerow.searchspaces.results.trials import WINNER, ranked
 from hedgerow.searchspaces.results.trials import Trial as Configuration
+from hedgerow.searchspaces.spaces.smoothing import score_of
 
 if TYPE_CHECKING:
     from hedgerow.searchspaces.results.finished_search import FinishedSearch
@@ -118,20 +119,28 @@ def best_groups(groups: list[SeedGroup], data: ReportData) -> list[SeedGroup]:
     metrics = {search.spec.search.metric for search in data.searches}
     are_trials = all(group.first.search for group in groups) and len(metrics) == 1
     metric = metrics.pop() if are_trials else default_metric(groups)
-    by = {id(group.first.records): group for group in groups}
-    # A run that failed or diverged comes after the others.
-    named = [
-        Configuration("", {}, run.records, str(run.record.get("status")), "; ".join(run.record.get("diverged", [])))
-        for run in (group.first for group in groups)
-    ]
     mode, smooth = "min" if is_lower_better(groups, metric) else "max", 0.0
     if are_trials:
         search = data.searches[0].spec.search
         mode, smooth = search.mode, search.smooth
-    order = ranked(named, metric, mode, smooth)
-    every = sorted((by[id(trial.records)] for trial in order), key=lambda group: not group.label.endswith(WINNER))
+    named = [_over_seeds(str(i), group, metric, smooth) for i, group in enumerate(groups)]
+    order = [groups[int(one.name)] for one in ranked(named, metric, mode)]
+    every = sorted(order, key=lambda group: not group.label.endswith(WINNER))
     best = every[:SHOWN]
     return [group for group in groups if group in best]
+
+
+def _over_seeds(name: str, group: SeedGroup, metric: str, smooth: float) -> Configuration:
+    """Mean scores of an experiment over its seeds, for `ranked`: one that failed or diverged with a seed comes last."""
+    windows = {"validation_loss": 0.0, f"{metric.partition('_')[0]}_loss": 0.0, metric: smooth}
+    scores = {
+        key: MeanStd.known([score_of(run.records, key, window) for run in group.runs])
+        for key, window in windows.items()
+    }
+    means = {key: score.mean for key, score in scores.items() if score}
+    has_failed = any(run.record.get("status") == "failed" for run in group.runs)
+    diverged = [text for run in group.runs for text in run.record.get("diverged", [])]
+    return Configuration(name, {}, [means], "failed" if has_failed else "", "; ".join(diverged))
 
 
 def _left_out(shown: list[SeedGroup], every: list[SeedGroup], what: str = "experiments") -> list[str]:

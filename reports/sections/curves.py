@@ -45,5 +45,6 @@ def curves(groups: Sequence[SeedGroup], learners: Sequence[SeedGroup] = ()) -> l
     first, *rest = [key for key in keys if key not in STREAM_CURVES and not only_last(key)]
     axes = axes_of(run.records for group in groups for run in group.runs)
     charts = [*(chart(first, by) for by in axes), *(chart(key) for key in rest)]
-    charts += [staleness_chart(group.label, group.first.records, index) for index, group in coloured(groups)]
+    for index, group in coloured(groups):
+        charts.append(staleness_chart(group.label, [record for run in group.runs for record in run.records], index))
     return [chart for chart in charts if chart]

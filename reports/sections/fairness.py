@@ -81,6 +81,7 @@ def _quantiles(known: dict[tuple[int, str], list[np.ndarray]]) -> Chart | None:
 
 
 def _histogram(label: str, seeds: list[np.ndarray], index: int) -> Chart:
-    counts = np.mean([np.histogram(accuracies, EDGES)[0] for accuracies in seeds], axis=0)
+    # Shares: of many clients, the record has quantiles instead of all accuracies.
+    shares = np.mean([100 * np.histogram(accuracies, EDGES)[0] / len(accuracies) for accuracies in seeds], axis=0)
     title = f"Clients by accuracy: {label}"
-    return histogram(title, EDGES.tolist(), {label: counts.tolist()}, "accuracy", "clients", "%", index)
+    return histogram(title, EDGES.tolist(), {label: shares.tolist()}, "accuracy", "% of clients", "%", index)

@@ -61,6 +61,13 @@ def test_bands_are_deviations_and_losses_of_many_sizes_are_logarithmic():
     assert [tick for tick in axes.get_yticks() if 0.02 <= tick <= 3] == pytest.approx([0.03, 0.1, 0.3, 1, 3])
 
 
+def test_a_metric_of_the_users_own_is_within_the_axes_where_it_is_no_share():
+    for gain in ([(1, -0.3), (2, 0.1)], [(1, 0.9), (2, 1.2)]):
+        (axes,) = figure([lines("t", [Series("a", gain)], "round", "accuracy gain", "%")]).axes
+        low, high = axes.get_ylim()
+        assert low <= gain[0][1] < gain[1][1] <= high
+
+
 def test_a_figure_has_one_legend_outside_of_its_panels():
     one = lines("t", [Series("a", RISING), Series("b", RISING, index=9)], "round", "loss")
     drawn = figure([one, one])

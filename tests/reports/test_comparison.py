@@ -19,6 +19,8 @@ from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.seed_groups import differing_settings, group_by_seed
 from hedgerow.platform.runs.statistics import holm, paired, sign_flips
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.reports.page.layout import best_groups
+from hedgerow.reports.sections.report_data import ReportData
 
 
 def test_the_deviation_is_a_samples_and_one_value_has_none():
@@ -132,6 +134,16 @@ def test_of_runs_that_repeat_a_seed_the_last_counts():
     groups, (note,) = group_by_seed([made("a", 0, [0.9], folder="new"), made("a", 0, [0.1], folder="middle")])
     assert groups[0].runs[0].folder.path == Path("new")
     assert note.startswith("new repeats middle")
+
+
+def test_lines_of_a_report_are_those_of_the_best_means_over_seeds():
+    # The first seed alone orders the experiments the other way round.
+    runs = [made(f"e{i}", seed, [0.5 + (0.02 * i if seed else -0.01 * i)], lr=i) for i in range(9) for seed in (0, 1)]
+    best = best_groups(group_by_seed(runs)[0], ReportData())
+    assert [group.label for group in best] == [f"e{i}" for i in range(2, 9)]
+    diverged = replace(runs[-1], record=runs[-1].record | {"diverged": ["its loss is nan"]})
+    best = best_groups(group_by_seed([*runs[:-1], diverged])[0], ReportData())
+    assert [group.label for group in best] == [f"e{i}" for i in range(1, 8)]
 
 
 def unfinished(run: Run, rounds: int) -> Run:

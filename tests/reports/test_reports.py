@@ -20,6 +20,7 @@ from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.seed_groups import group_by_seed
 from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.ui.charts import figure
 from hedgerow.reports.page.layout import sections
 from hedgerow.reports.sections.report_data import ReportData, read_all
 from hedgerow.searchspaces.extra.table_command import run_table, table_searches
@@ -141,6 +142,25 @@ def test_the_worst_tenth_of_twelve_clients_are_two_of_them(runs):
     assert {key: row[key] for key in ("lowest", "worst 10 %", "median", "highest")} == {
         "lowest": "0.0 %", "worst 10 %": "2.5 %", "median": "27.5 %", "highest": "55.0 %"
     }  # fmt: skip
+
+
+def test_histograms_cover_all_clients_and_all_seeds(runs):
+    one, other = read_all([str(folder.path) for folder in runs[:2]]).runs
+    # Of more than 1000 clients, 1000 quantiles are recorded.
+    recorded = {"client_accuracies": [0.72] * 250 + [0.93] * 750}, {"client_accuracies": [0.72, 0.93]}
+    counts = {"staleness_count_0": 3}, {"staleness_count_0": 1, "staleness_count_1": 2}
+    given = [
+        replace(run, record=run.record | shown, records=[run.records[-1] | updates])
+        for run, shown, updates in zip((one, other), recorded, counts, strict=True)
+    ]
+    groups = group_by_seed(given)[0]
+    parts = {part.title: part for section in sections(ReportData(runs=given), groups) for part in section.parts}
+    clients, updates = (
+        parts[f"{title}: {groups[0].label}"] for title in ("Clients by accuracy", "Staleness of updates")
+    )
+    heights = [bar.get_height() for bar in figure([clients]).axes[0].patches]
+    assert (heights[14], heights[18], sum(heights)) == (37.5, 62.5, 100)
+    assert [bar.get_height() for bar in figure([updates]).axes[0].patches] == [4, 2]
 
 
 def test_the_page_names_the_runs_that_diverged(runs):

@@ -135,6 +135,15 @@ def test_a_stack_of_bfloat16_is_one_of_float32():
     assert torch.equal(combine([partial.to_wire()], np.arange(CLIENTS))["w"], numbers.float())
 
 
+def test_sums_of_integers_are_float32_and_stacks_of_them_exact():
+    number, one = torch.full((1,), 2**25 + 1), torch.ones(1, dtype=torch.float64)
+    parts = {how: PartialAggregate(how) for how in ("sum", "stack")}
+    for part in parts.values():
+        part.add({"n": number}, one)
+    total, rows = (combine([part.to_wire()], np.arange(1))["n"] for part in parts.values())
+    assert (total.dtype, int(total), rows.dtype, rows.tolist()) == (torch.float32, 2**25, torch.int64, [2**25 + 1])
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_an_update_without_numbers_comes_back(rows):
     partial = PartialAggregate("mean")

@@ -8,8 +8,11 @@ import torch
 from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
 import hedgerow
+from hedgerow.algorithms.core.measures import Scoring
+from hedgerow.algorithms.core.messages import Aggregate, Predictions
 from hedgerow.algorithms.measures.all_samples import auroc, calibration_error, macro_f1
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.runtime.evaluation import client_scores
 
 G = torch.Generator().manual_seed(0)
 LOGITS, CLASSES = torch.randn(200, 5, generator=G), torch.randint(5, (200,), generator=G)
@@ -34,6 +37,17 @@ def test_they_are_those_of_scikit_learn():
     assert np.isnan(of_all(auroc, LOGITS, torch.zeros(200).long()))
     # A model that has diverged.
     assert np.isnan(of_all(auroc, torch.full((200, 5), torch.inf), CLASSES))
+
+
+def test_a_client_that_diverged_is_among_the_worst():
+    outputs, sizes = LOGITS.clone(), np.full(20, 10)
+    outputs[:10] = torch.nan
+    predictions = Predictions(outputs.log_softmax(1).numpy(), CLASSES.numpy(), outputs.numpy())
+    result = Aggregate({}, np.ones(20, bool), {"samples": sizes, "loss": 2.0 * sizes}, predictions=predictions)
+    _, record = client_scores(result, Scoring(metrics={"macro_f1": macro_f1}), personal=False)
+    assert np.isnan(record["client_macro_f1"])
+    assert np.isnan(record["client_macro_f1_worst10"])
+    assert record["client_loss"] == 2.0
 
 
 def test_the_calibration_error_is_that_of_its_definition():

@@ -208,6 +208,9 @@ def noisy(outputs, targets, mask):
 
 def branching(outputs, targets, mask):
     return (outputs - targets).abs() if outputs.sum().item() < 9 else (outputs - targets) ** 2
+
+
+client_error = error_lowest = accuracy_gap = r2_loss_gain = mae = scalar
 """
 
 
@@ -297,6 +300,12 @@ def test_methods_that_need_classes_are_refused_in_a_sentence(changes, message):
         ({"metrics": ["mae", "mae"]}, {}, "`metrics` has two metrics of the name mae"),
         ({"metrics": ["own_scores.share"]}, {}, "own_scores.share does not say whether more or less is better"),
         ({"metrics": [{"name": "mae", "mode": "max"}]}, {}, "the mode of mae is min"),
+        *(({"metrics": [{"name": f"own_scores.{name}", "mode": "min"}]}, {}, f"'{name}' is a name of other results")
+          for name in ("client_error", "error_lowest")),
+        *(({"metrics": [{"name": f"own_scores.{name}", "mode": mode}]}, {}, f"own_scores.{name} is {natural}, and the "
+           f"function's is {mode}; rename the function")
+          for name, mode, natural in (("accuracy_gap", "min", "max"), ("r2_loss_gain", "max", "min"),
+                                      ("mae", "max", "min"))),
         ({}, {"evaluation": {"target_metric": "test_accuracy"}}, "`evaluation.target_metric: test_accuracy` is not a"),
         ({"metrics": ["own_scores.within"]}, {"evaluation": {"targets": [0.5]}}, "a metric of your own; choose"),
     ],

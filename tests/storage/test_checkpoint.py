@@ -16,7 +16,7 @@ from helpers import blobs, identical, model, partition, run_inline, small_task
 from processes import no_more_files
 from toys import Stateful
 
-from hedgerow.algorithms.core.pytree import flatten
+from hedgerow.algorithms.core.pytree import flatten, tree_map, unflatten
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Evaluation
 from hedgerow.platform.runtime.state_store import StateStore
@@ -582,3 +582,24 @@ def test_leaves_that_share_memory_are_saved(tmp_path):
     tree = {"a": leaf, "b": {"same": leaf, "part": leaf[2:4]}, "c": torch.zeros(0)}
     save_tree(tree, tmp_path / "tree.safetensors")
     assert identical(flatten(parse_tree((tmp_path / "tree.safetensors").read_bytes())), flatten(tree))
+
+
+def test_names_with_slashes_and_empty_branches_read_back(tmp_path):
+    leaf = torch.arange(3.0)
+    state = {"none": {}, "m/v": leaf, "m": {"v": leaf + 1}, "w": {"parts.a/b.weight": leaf + 2, "~1": leaf, "": {}}}
+    store = StateStore(state, 2)
+    rows = store.rows(np.array([1]), keeps=True)
+    rows.write(np.array([0]), tree_map(lambda leaf: leaf[None] + 5, state), store.layout)
+    store.keep(np.array([1]), rows, np.array([True]), [])
+    store.commit()
+    folder = write_checkpoint(tmp_path / "round-00000001", state, {}, store.save)
+    store.close()
+    server, _ = read_checkpoint(folder)
+    assert repr(server) == repr(state)
+    other = StateStore(state, 2)
+    other.load(folder)
+    assert repr(other.layout.unpack(other.rows(np.array([1]), False).read(np.array([0])))) == repr(
+        tree_map(lambda leaf: leaf[None] + 5, state)
+    )
+    other.close()
+    assert repr(unflatten(flatten({"a/b": {"~": 1, "~1": 2}}))) == "{'a/b': {'~': 1, '~1': 2}}"

@@ -475,3 +475,32 @@ class LateObjective(Objective):
 
     def end(self, task, hp, w, state, context, data):
         return {"n": state.get("n", torch.zeros(())) + 1}, {}
+
+
+class TensorMetric(Plain):
+    def round_metrics(self, server):
+        return {"norm": server["w"]["1.bias"].norm()}
+
+
+class OwnRound(Plain):
+    def round_metrics(self, server):
+        return {"round": 7}
+
+
+class OwnScore(Plain):
+    def server_metrics(self, server):
+        return {"test_accuracy": 1.0}
+
+
+class CountsCorrect(Plain):
+    """Reports the number of its correct predictions, which is a metric like any other."""
+
+    def train(self, hp, down, state, data):
+        update, state, metrics = super().train(hp, down, state, data)
+        return update, state, {**metrics, "fully_correct": 0 * metrics["loss"] + 3}
+
+
+class NamesPrecision(Plain):
+    def train(self, hp, down, state, data):
+        update, state, metrics = super().train(hp, down, state, data)
+        return update, state, {**metrics, "precision@1": metrics["loss"]}

@@ -57,6 +57,19 @@ BROKEN = [
     ("SendsNumber", "the Exchange of `train` has a `broadcast` that is no dictionary of tensors"),
     ("NoPasses", "the Exchange of `train` has a stream 'train' with epochs=0; give a whole number of at least 1"),
     ("NoSamples", "its step `train` reads the split 'validation', in which no client has samples; set task.partition."),
+    (
+        "TensorMetric",
+        r"`round_metrics` returns an object of type Tensor as 'norm'; return a number, such as float\(x\)",
+    ),
+    (
+        "NamesPrecision",
+        "its step `train` reports the metric 'precision@1'; name it by letters, digits, spaces and _ - ",
+    ),
+    ("OwnRound", "`round_metrics` returns 'round', which is the name of another entry of records; choose another"),
+    (
+        "OwnScore",
+        "`server_metrics` returns 'test_accuracy', which is the name of another entry of records; choose another",
+    ),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]
 
@@ -106,6 +119,11 @@ def test_a_step_whose_exchange_is_keyed_draws_the_same_numbers_again(tmp_path):
         return [record["test_loss"] for record in found.records]
 
     assert scores(0) == scores(0) != scores(1)
+
+
+def test_a_training_metric_may_have_any_name(tmp_path):
+    records = run(experiment("broken_algorithms.CountsCorrect", output=str(tmp_path))).records
+    assert [record["train_fully_correct"] for record in records] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
