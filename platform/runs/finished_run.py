@@ -23,6 +23,7 @@ from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.same_settings import changed_settings_warnings
 from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tensor, filled
+from hedgerow.platform.runtime.evaluation import scored_state
 from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, round_of
 from hedgerow.platform.storage.history import RoundRecord
@@ -247,4 +248,4 @@ def saved_parameters(experiment: Experiment, folder: RunFolder, data: Data, roun
     server, _ = read_checkpoint(file)
     if mismatch := difference(algorithm.init_server(), server):
         raise UserError(f"{file} {mismatch} the model and the algorithm of {folder.experiment}; restore that file")
-    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(server))
+    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(scored_state(server)))

@@ -94,10 +94,24 @@ def test_tensors_of_the_model_that_are_buffers_are_loaded_too():
     assert state["running_var"].tolist() == [1.0, 1.0]
 
 
+def test_the_model_of_a_run_is_the_average_of_the_clients_models_if_that_is_scored(tmp_path):
+    finished, dataset, _ = run(tmp_path, evaluation__model="clients", checkpoints__best="test_accuracy",
+                               evaluation__allow_test_selection=True)  # fmt: skip
+    for round in (1, 2, 3, None, "best"):
+        record = finished.records[(finished.best_round if round == "best" else round or 0) - 1]
+        assert accuracy(finished.predict(dataset.x_test, round), dataset.y_test) == record["test_accuracy"]
+        assert record["test_accuracy"] != record["server_test_accuracy"]
+    in_memory = hedgerow.run(finished.experiment, show=False)
+    assert accuracy(in_memory.predict(dataset.x_test), dataset.y_test) == finished.records[-1]["test_accuracy"]
+
+
+@pytest.mark.parametrize("model", ["server", "clients"])
 @pytest.mark.parametrize("adapt", ["maml", "proto"])
-def test_personal_models_predict_for_their_client(adapt, tmp_path):
+def test_personal_models_predict_for_their_client(adapt, model, tmp_path):
     personal = {"name": "per_fedavg", "adapt": adapt, "batch_size": 4}
-    finished, dataset, partition = run(tmp_path, algorithm=personal, task__partition__client_test_fraction=0.3)
+    finished, dataset, partition = run(
+        tmp_path, algorithm=personal, task__partition__client_test_fraction=0.3, evaluation__model=model
+    )
     own = partition.splits()["held_out"]
     scores = []
     for client, (start, size) in enumerate(zip(own.offsets, own.sizes, strict=True)):
