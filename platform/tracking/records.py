@@ -35,7 +35,7 @@ class TableNote(Record):
 
 
 class DataRecord(Record):
-    """Content hashes of data set, partition and frozen parameters of the model, see `own_data.data_record`."""
+    """Content hashes of data set, partition, frozen parameters and teacher, see `own_data.data_record`."""
 
     name: str
     dataset: str
@@ -43,6 +43,9 @@ class DataRecord(Record):
     drawn: bool
     own: bool
     frozen: str | None = None
+    normalisation: str | None = None
+    class_names: str | None = None
+    teacher: dict[str, str] = {}
 
 
 class OwnershipNote(Record):
