@@ -372,6 +372,11 @@ def build_teacher(teacher: Teacher, dataset: Dataset, partition: Partition, seed
     if folder.exists:
         compare_constants(module, folder.constants)
     parameters = algorithm.evaluate_params(scored_state(server))
+    if outside := sorted(server.get("w", {}).keys() - parameters.keys()):
+        raise UserError(
+            f"task.teacher.run: {teacher.run} scores its model through {outside[0]!r}, which is not part of it; name a "
+            "run of another algorithm or objective"
+        )
     common = {**server.get("w", {}), **server.get(BUFFERS, {})} if algorithm.inner.is_personal else parameters
     whole = [*trainable(module), *(mode.buffers if mode else ())]
     if missing := next((name for name in whole if name not in common), None):

@@ -152,3 +152,12 @@ def test_a_teacher_does_not_change_while_others_learn_from_it(tmp_path):
     first.update(status="running")
     with pytest.raises(UserError, match=r"task.teacher.run: .* is still running, so its model changes; let it finish"):
         check(student(tmp_path, first), None)
+
+
+def test_a_run_that_scores_its_model_through_other_layers_cannot_teach(tmp_path):
+    maps = {"name": "resnet", "channels": [4, 8], "blocks": [1, 1], "groups": 2}
+    settings = {"rounds": 1, "algorithm": {"name": "simkd", "lr": 0.01}, "clients_per_round": "all"}
+    task = {"task__model": maps, "task__teacher": {"model": maps, "epochs": 1}}
+    finished = run_file(small(tmp_path, **{**PLAIN, **settings, **task}))
+    with pytest.raises(UserError, match=r"task.teacher.run: .* scores its model through .*, which is not part of it"):
+        check(student(tmp_path, finished.folder.path), None)
