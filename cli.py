@@ -475,8 +475,9 @@ def compare(runs: tuple[str, ...], metric: str | None, targets: tuple[float, ...
 @click.argument("file", type=PATH)
 @click.option("--round", "number", type=click.IntRange(min=1), default=None, metavar="N", help="Export this round.")
 @click.option("--best", is_flag=True, help="Export the best round by `checkpoints.best`.")
+@click.option("--client", type=click.IntRange(min=0), default=None, metavar="N", help="Export this client's own model.")
 @prints_output
-def export(run: str, file: Path, number: int | None, best: bool) -> CommandOutput:
+def export(run: str, file: Path, number: int | None, best: bool, client: int | None) -> CommandOutput:
     """Write the model of RUN to FILE: .pt, a state dict; .safetensors; or .onnx, with the normalisation of samples.
 
     By default, the model of the last checkpoint. ONNX needs the extra `onnx`.
@@ -488,7 +489,7 @@ def export(run: str, file: Path, number: int | None, best: bool) -> CommandOutpu
     with starting(run):
         from hedgerow.platform.runs.run_command import export as export_run
 
-    return export_run(run, file, "best" if best else number)
+    return export_run(run, file, "best" if best else number, client)
 
 
 @main.command()

@@ -228,6 +228,10 @@ class Algorithm:
         """Returns the parameters that are reported and saved as the run's model."""
         return server["w"]
 
+    def personal_model(self, w: Tree, state: Tree) -> Tree | None:
+        """Returns the own model of a client with this state, given that of `evaluate_params`; None: there is none."""
+        return None
+
     def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
         """Returns additional metrics by name. test: result on the test shards, or on the clients of personal models."""
         return {}

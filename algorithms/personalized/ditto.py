@@ -37,6 +37,9 @@ class Ditto(FedAvg):
         v, loss = minimize(self.task.loss, state["v"], data, hp, proximal=near, batches=batches)
         return result._replace(state={"v": v}, metrics={**result.metrics, "personal_loss": loss})
 
+    def personal_model(self, w: Tree, state: Tree) -> Tree:
+        return state["v"]
+
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Scores the personal model; for classes also the server's model, as `global_test_accuracy` and its loss."""
         up, _, metrics = super().evaluate_client(hp, {**down, "w": state["v"]}, state, data)

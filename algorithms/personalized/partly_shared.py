@@ -70,6 +70,9 @@ class PartlyShared(FedAvg):
         """Returns the shared parameters, and the initial values of the personal ones."""
         return {**self.task.init(), **server["w"]}
 
+    def personal_model(self, w: Tree, state: Tree) -> Tree:
+        return self.client_model({"w": w}, state)
+
     def evaluate_client(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         """Scores the client's model: the shared parameters and its own."""
         return super().evaluate_client(hp, {**down, "w": self.client_model(down, state)}, state, data)

@@ -1,15 +1,12 @@
 """The `task.teacher` section of an experiment file: a model that others learn from."""
 
+from glob import escape
 from pathlib import Path
-from typing import Any
 
-import torch
 from pydantic import Field, field_validator
 
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.core.task import trainable
 from hedgerow.algorithms.optim.pretraining import TeacherTraining
-from hedgerow.algorithms.slots.train_mode_rounds import BUFFERS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.registries import ModelConfig
@@ -36,8 +33,10 @@ class Teacher(Section, TeacherTraining):
     def _newest(cls, run: str | None) -> str | None:
         if run is None:
             return None
-        path = Path(run)
-        for folder in (path, *sorted(path.parent.glob(f"{path.name}-[0-9]*"), reverse=True)):
+        path, digit = Path(run), "[0-9]"
+        # Another run may be named teacher-50: its name continues, but not with a date.
+        dated = f"{escape(path.name)}-{8 * digit}-{6 * digit}*"
+        for folder in (path, *sorted(path.parent.glob(dated), reverse=True)):
             # In a published table, the run of a method is the only expert of its search.
             for home in (folder, folder / "experts" / "000"):
                 if (home / "experiment.yaml").exists() and (home / "checkpoints").exists():
@@ -64,30 +63,9 @@ class Teacher(Section, TeacherTraining):
             )
         return file
 
-    def parameters(self) -> Tree:
-        """Parameters and buffers of the server's model.
-
-        Raises UserError if none are saved or the last checkpoint is damaged.
-        """
+    def server(self) -> Tree:
+        """Last server state of the teacher's run. Raises UserError if none is saved or it is damaged."""
         files = checkpoints(Path(str(self.run)) / "checkpoints")
-        server: Tree = read_checkpoint(files[-1])[0] if files else {}
-        if "w" not in server:
+        if not files:
             raise UserError(f"task.teacher.run: {self.run} has no saved model; let it finish, or name another run")
-        return {**server["w"], **server.get(BUFFERS, {})}
-
-
-def with_parameters(module: torch.nn.Module, parameters: dict[str, Any], run: str) -> torch.nn.Module:
-    """Module with trained parameters, for forward passes alone. Raises UserError if the parameters do not fit."""
-    tensors = dict([*module.named_parameters(), *module.named_buffers()])
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    # Frozen parameters are not saved, and the module has them from its constructor.
-    names = trainable(module).keys()
-    if not names <= parameters.keys() or any(shapes.get(name) != p.shape for name, p in parameters.items()):
-        raise UserError(
-            f"task.teacher.run: the model of {run} is for other samples or classes than task.data's; name a run on the "
-            "same data"
-        )
-    for name, tensor in tensors.items():
-        if name in parameters:
-            tensor.data = parameters[name].clone()
-    return module.eval()
+        return read_checkpoint(files[-1])[0]

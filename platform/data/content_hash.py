@@ -29,5 +29,10 @@ def content_hash(data: Dataset | Partition) -> str:
     return digest.hexdigest()
 
 
+def names_hash(names: tuple[str, ...]) -> str | None:
+    """SHA-256 of the names of classes, in their order; None if they have none."""
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest() if names else None
+
+
 def _plain(value: Any) -> Any:
     return value.item()

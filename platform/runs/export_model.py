@@ -49,15 +49,21 @@ def check_target(file: Path) -> None:
             ) from None
 
 
-def export_model(run: FinishedRun, file: Path, round: Round = None) -> None:
-    """Write the model of a run. round: see `FinishedRun.module`. Raises UserError.
+def export_model(run: FinishedRun, file: Path, round: Round = None, client: int | None = None) -> None:
+    """Write the model of a run. round, client: see `FinishedRun.module`. Raises UserError, also for a common model of
+    which the server does not have all parameters.
 
     .pt: state dict, for `torch.load(file, weights_only=True)`. .safetensors: the same tensors; mean and standard
     deviation of the normalisation are in its metadata, as JSON. .onnx: a graph from raw samples, as they are stored, to
     probabilities (samples, classes), or to what `FinishedRun.predict` returns, for any number of samples.
     """
     check_target(file)
-    module = run.module(round)
+    if client is None and (missing := run.missing_parameters):
+        raise UserError(
+            f"{run.folder.path}: the server does not have {missing[0]!r}, so there is no common model; if each client "
+            "has it for itself, `--client` exports the model of one"
+        )
+    module = run.module(round, client)
     state = {name: tensor.detach().contiguous().clone() for name, tensor in module.state_dict().items()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +74,7 @@ def export_model(run: FinishedRun, file: Path, round: Round = None) -> None:
         elif file.suffix == ".safetensors":
             save_file(state, file, {"format": "pt", **_normalisation(run)})
         else:
-            _save_onnx(run, module, file, round)
+            _save_onnx(run, module, file, round, client)
     except (OSError, SafetensorError) as error:
         raise unwritable("export", file, error) from None
 
@@ -79,10 +85,10 @@ def _normalisation(run: FinishedRun) -> dict[str, str]:
     return {name: json.dumps(tensor.tolist()) for name, tensor in parts.items() if tensor is not None}
 
 
-def _save_onnx(run: FinishedRun, module: nn.Module, file: Path, round: Round) -> None:
+def _save_onnx(run: FinishedRun, module: nn.Module, file: Path, round: Round, client: int | None) -> None:
     samples = run.samples[:2]
     # The same refusals as for predictions: static batch norm, tasks without predictions.
-    run.predict(samples, round)
+    run.predict(samples, round, client)
     quiet_libraries()
     try:
         torch.onnx.export(

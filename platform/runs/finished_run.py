@@ -1,9 +1,10 @@
 """Finished runs and run folders, for use in Python and in notebooks."""
 
 from base64 import b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from numpy.typing import ArrayLike
 
 from hedgerow.algorithms.core.pytree import Tree, difference, tree_map
-from hedgerow.algorithms.core.task import Task
+from hedgerow.algorithms.core.task import Task, trainable
 from hedgerow.algorithms.personalized.adaptation import Adapting, PrototypeTask
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
+from hedgerow.algorithms.slots.train_mode_rounds import BUFFERS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
@@ -23,8 +25,9 @@ from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.same_settings import changed_settings_warnings
 from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tensor, filled
+from hedgerow.platform.runtime.evaluation import scored_state
 from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
-from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, round_of
+from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, read_states, round_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.decisions import BestRound
 from hedgerow.platform.tracking.formatting import summary_table
@@ -98,6 +101,13 @@ class FinishedRun:
         return self.model if self.model is not None else saved_parameters(self.experiment, self.folder, self._data)
 
     @property
+    def missing_parameters(self) -> list[str]:
+        """Parameters of the model that the server does not train: each client has them for itself, or no model does."""
+        algorithm = self._algorithm
+        server = algorithm.init_server().get("w", {}) if algorithm.inner.is_personal else self.parameters
+        return [name for name in trainable(algorithm.task.module) if name not in server]
+
+    @property
     def best_round(self) -> int | None:
         """Best round by `checkpoints.best`, the first one of equal rounds; None if there is none."""
         metric = self.experiment.checkpoints.best
@@ -107,11 +117,11 @@ class FinishedRun:
         """The model with its trained and frozen parameters, in eval mode: an ordinary module, independent of the run.
 
         It maps `prepare(x)` to logits (samples, classes). round: a round that has a checkpoint, or "best"; None: the
-        last one. client: whose own model, if models are personal; None: the common one. Needs the data of the run.
-        Raises UserError.
+        last one. client: whose own model, if models are personal; None: the common one, in which
+        `missing_parameters` have their initial values. Needs the data of the run. Raises UserError.
         """
         trained = self._trained(round)
-        w = trained.w if client is None else self._own_parameters(trained, client)
+        w = trained.w if client is None else self._own_parameters(trained, round, client)
         module = build_module(self.experiment, self._data[0])
         compare_constants(module, self.folder.constants)
         return filled(module, w)
@@ -135,8 +145,8 @@ class FinishedRun:
         """Predictions for raw samples, stored like those of the data set: probabilities (samples, classes), or, if the
         targets are no classes, probabilities of labels or tokens, or numbers.
 
-        round: see `module`. client: whose own model predicts, if models are personal: the common model, adapted to the
-        client's training samples. Raises UserError if the model cannot predict.
+        round: see `module`. client: whose own model predicts, if models are personal: the one in the client's state, or
+        the common model, adapted to the client's training samples. Raises UserError if the model cannot predict.
         """
         trained = self._trained(round)
         if client is None and trained.algorithm.inner.is_personal and trained.algorithm.task.is_scored:
@@ -144,7 +154,11 @@ class FinishedRun:
                 f"{self.folder.path}: with {self.experiment.algorithm.name} every client has its own model; choose "
                 f"one by `client=`, from 0 to {len(self._data[1]) - 1}"
             )
-        return trained.predict(x, None if client is None else self._support(trained, client))
+        if client is None:
+            return trained.predict(x)
+        if isinstance(trained.algorithm.inner, Adapting):
+            return trained.predict(x, self._support(trained, client))
+        return replace(trained, w=self._own_parameters(trained, round, client)).predict(x)
 
     @cached_property
     def _data(self) -> Data:
@@ -168,23 +182,36 @@ class FinishedRun:
         compare_constants(self._algorithm.task.module, self.folder.constants)
         return TrainedModel(self.folder.path, self._algorithm, tree_map(as_tensor, parameters))
 
-    def _support(self, trained: TrainedModel, client: int) -> Support:
-        """A client's training samples and their labels. Raises UserError if there is no model of this client."""
-        (dataset, partition), name = self._data, self.experiment.algorithm.name
+    def _check_client(self, trained: TrainedModel, client: int) -> None:
+        """Raises UserError if there is no model of this client."""
         if not trained.algorithm.inner.is_personal:
+            name = self.experiment.algorithm.name
             raise UserError(f"{self.folder.path}: with {name} all clients have the same model; omit `client`")
-        if not isinstance(trained.algorithm.inner, Adapting):
-            raise UserError(
-                f"{self.folder.path}: the clients' own models of {name} are in their states and cannot be read from "
-                "here; `module()` has the common model"
-            )
-        if not 0 <= client < len(partition):
-            raise UserError(f"{self.folder.path}: no client {client}; choose one from 0 to {len(partition) - 1}")
+        if not 0 <= client < len(self._data[1]):
+            raise UserError(f"{self.folder.path}: no client {client}; choose one from 0 to {len(self._data[1]) - 1}")
+
+    def _support(self, trained: TrainedModel, client: int) -> Support:
+        """A client's training samples and their labels."""
+        self._check_client(trained, client)
+        dataset, partition = self._data
         rows = partition.samples(client)[: partition.train_sizes[client]]
         labels = dataset.y_train if partition.labels is None else partition.labels
         return dataset.x_train[rows], labels[rows]
 
-    def _own_parameters(self, trained: TrainedModel, client: int) -> Tree:
+    def _own_parameters(self, trained: TrainedModel, round: Round, client: int) -> Tree:
+        """Parameters of a client's own model. Raises UserError if there is no such model, or it is no module."""
+        self._check_client(trained, client)
+        algorithm = trained.algorithm
+        if not isinstance(algorithm.inner, Adapting):
+            file = saved_checkpoint(self.folder, self.best_round if round == "best" else round)
+            state = saved_state(file, client) or algorithm.init_client()
+            own = algorithm.inner.personal_model(trained.w, state)
+            if own is None:
+                raise UserError(
+                    f"{self.folder.path}: the clients' own models of {algorithm.hyper.name} cannot be read from their "
+                    "states; `module()` has the common model"
+                )
+            return {**trained.w, **state.get(BUFFERS, {}), **own}
         task, w = trained.adapted(self._support(trained, client))
         if isinstance(task, PrototypeTask):
             raise UserError(
@@ -234,6 +261,24 @@ def saved_parameters(experiment: Experiment, folder: RunFolder, data: Data, roun
 
     Raises UserError if there is no such checkpoint, or if it is damaged or of another model.
     """
+    (algorithm,), file = build_algorithms([experiment], *data), saved_checkpoint(folder, round)
+    server, _ = read_checkpoint(file)
+    if mismatch := difference(algorithm.init_server(), server):
+        raise UserError(f"{file} {mismatch} the model and the algorithm of {folder.experiment}; restore that file")
+    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(scored_state(server)))
+
+
+def saved_state(checkpoint: Path, client: int) -> Tree | None:
+    """State of a client in a checkpoint; None if the client has not taken part yet. Raises UserError."""
+    block = next((block for block in read_states(checkpoint) if client in block[0]), None)
+    if block is None:
+        return None
+    row = int(np.flatnonzero(block[0] == client)[0])
+    return tree_map(lambda leaf: leaf[row], block[1])
+
+
+def saved_checkpoint(folder: RunFolder, round: int | None = None) -> Path:
+    """Checkpoint of a round of a run; None: of the last one. Raises UserError if there is none."""
     files = {round_of(file): file for file in checkpoints(folder.checkpoints)}
     if not files:
         raise UserError(f"{folder.path} has no checkpoint yet, so it has no parameters; resume it")
@@ -242,9 +287,4 @@ def saved_parameters(experiment: Experiment, folder: RunFolder, data: Data, roun
             f"{folder.path} has no checkpoint of round {round} (available: {', '.join(map(str, files))}); "
             "checkpoints.every, keep and best decide which rounds have one"
         )
-    (algorithm,) = build_algorithms([experiment], *data)
-    file = files[max(files) if round is None else round]
-    server, _ = read_checkpoint(file)
-    if mismatch := difference(algorithm.init_server(), server):
-        raise UserError(f"{file} {mismatch} the model and the algorithm of {folder.experiment}; restore that file")
-    return tree_map(lambda leaf: leaf.numpy(), algorithm.evaluate_params(server))
+    return files[max(files) if round is None else round]

@@ -7,14 +7,22 @@ from hedgerow.algorithms.core.own_code import GIVEN
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.data.content_hash import content_hash
-from hedgerow.platform.models.vmap_check import compare_constants
-from hedgerow.platform.runtime.factory import Data, build_module, build_partition, check
+from hedgerow.platform.data.content_hash import content_hash, names_hash
+from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
+from hedgerow.platform.runtime.factory import (
+    Data,
+    build_module,
+    build_partition,
+    build_teacher,
+    check,
+    normalisation_hash,
+)
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 
 def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]:
-    """Entry `data` of a run's run.json: names and content hashes, also of the model's frozen parameters and buffers.
+    """Entry `data` of a run's run.json: names and content hashes, also of the model's frozen parameters and buffers, of
+    the data set's normalisation and class names, and of a teacher from another run.
 
     own: whether the caller passed the arrays. `drawn` in the record is whether the partition is the one that the file
     and its seed describe; this holds for every run on the data of its file.
@@ -27,11 +35,21 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
         except UserError:
             is_drawn = False
     record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": partition_hash}
-    record |= {"drawn": is_drawn, "own": own}
+    record |= {"drawn": is_drawn, "own": own, "teacher": _teacher(experiment, data)}
+    record |= {"normalisation": normalisation_hash(dataset), "class_names": names_hash(dataset.class_names)}
     model = experiment.task.model
     has_constants = model.is_foreign or model.init is not None
     constants = build_module(experiment, dataset).constants if has_constants else None
     return record | ({"frozen": constants} if constants else {})
+
+
+def _teacher(experiment: Experiment, data: Data) -> dict[str, str | None]:
+    """Folder of the run that the teacher comes from -> fingerprint of the teacher; {} if there is none."""
+    config = experiment.task.teacher
+    if config is None or config.run is None:
+        return {}
+    module = build_teacher(config, *data, experiment.seed)
+    return {config.run: fingerprint([*module.named_parameters(), *module.named_buffers()])}
 
 
 def loop_note(experiment: Experiment, dataset: Dataset) -> dict[str, str]:
@@ -47,7 +65,8 @@ def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix
     """Data and partition of a run: the given ones, or those that its file names.
 
     fix: function of this package that takes the arrays, for messages. Raises UserError if they, or the frozen
-    parameters of the model, differ from those that the run started with, which a run records before its first round.
+    parameters of the model, differ from those that the run started with, which a run records before its first round;
+    and if a run that is resumed would have another teacher.
     """
     record = folder.record()
     entry, root = record.get("data"), record.get("data_root")
@@ -67,6 +86,12 @@ def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix
         if not differences:
             if folder.constants:
                 compare_constants(build_module(experiment, data[0]), folder.constants)
+            for teacher, model in _teacher(experiment, data).items() if fix == "resume" else ():
+                if entry.get("teacher", {}).get(teacher, model) != model:
+                    raise UserError(
+                        f"task.teacher.run: the model of {teacher} is not the one from which {folder.path} learns; "
+                        "restore its checkpoints, or start a new run"
+                    )
             return data
     names = " and the ".join(differences)
     verb = "differ" if len(differences) > 1 else "differs"

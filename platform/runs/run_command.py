@@ -229,8 +229,8 @@ def print_outcome(place: str, entry: dict[str, Any], note: str = "") -> None:
         click.echo(f"  warning: {entry['warning']}", err=True)
 
 
-def export(name: str, file: Path, round: Round) -> CommandOutput:
-    """Write the model of a run to a file. round: see `FinishedRun.module`."""
+def export(name: str, file: Path, round: Round, client: int | None = None) -> CommandOutput:
+    """Write the model of a run to a file. round, client: see `FinishedRun.module`."""
     check_target(file)
     folder = find_run(name)
     if folder.is_search:
@@ -238,7 +238,7 @@ def export(name: str, file: Path, round: Round) -> CommandOutput:
             f"{folder.path} is a search; name the run of one of its trials, such as {folder.path}/experts/000"
         )
     run = FinishedRun.read(folder)
-    export_model(run, file, round)
+    export_model(run, file, round, client)
     takes = "token sequences" if run.task.mean is None else INPUTS[file.suffix]
     document = {"run": folder.path, "file": file, "input": takes}
     return CommandOutput(document, lambda: click.echo(f"model: {file} (input: {takes})"))

@@ -75,15 +75,15 @@ class TrainedModel:
 def filled(module: nn.Module, w: Tree) -> nn.Module:
     """Module with the values of `w`, by name, in its parameters and buffers, in eval mode. Others stay unchanged.
 
-    Values may have other shapes, as those of a sub-model do. Batch norms whose statistics the server does not have
-    normalise by those of the mini-batch, as in evaluation.
+    Values may have other shapes, as those of a sub-model do. Batch norms whose statistics are not among them normalise
+    by those of the mini-batch, as in evaluation.
     """
     mode = getattr(module, "train_mode", None)
     for place, layer in module.named_modules():
         if mode is None or not isinstance(layer, BATCH_NORMS):
             continue
         mean = f"{place}.running_mean"
-        if mode.policy != "average" or (mean in mode.buffers and mean not in w):
+        if mean not in w and (mode.policy != "average" or mean in mode.buffers):
             for name in ("running_mean", "running_var", "num_batches_tracked"):
                 setattr(layer, name, None)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

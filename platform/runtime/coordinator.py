@@ -184,8 +184,7 @@ class Coordinator:
 
     def parameters(self) -> Tree:
         """Parameters of the first variant that are reported, as NumPy arrays."""
-        server = self.servers[0]
-        return tree_map(lambda leaf: leaf.numpy(), server.algorithm.evaluate_params(server.state))
+        return tree_map(lambda leaf: leaf.numpy(), self.servers[0].scored_model)
 
     def test_scores(self) -> RoundRecord:
         """Scores of the first variant after its last round on test samples, and on the samples of clients, by name."""

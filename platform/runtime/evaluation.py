@@ -20,6 +20,14 @@ QUANTILES = 1000
 BINS = 20
 """Number of bins of a histogram."""
 
+AVERAGE = "client_average"
+"""Key in the server state, where evaluated: the average of all clients' latest own models."""
+
+
+def scored_state(state: Tree) -> Tree:
+    """Server state whose model the evaluations score, and a run reports."""
+    return {**state, "w": state[AVERAGE]} if AVERAGE in state else state
+
 
 def evaluate(algorithm: ComposedAlgorithm, state: Tree, cohort: Cohort, draws_confusion: bool = False) -> Exchanges:
     """Score a server state on the test set and on the cohort: yields exchanges as an algorithm does.

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.keyed_random import seeded
 from hedgerow.algorithms.core.measures import ScoreFunction
-from hedgerow.algorithms.core.pytree import count
+from hedgerow.algorithms.core.pytree import count, difference
 from hedgerow.algorithms.core.task import Task, trainable
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
+from hedgerow.algorithms.slots.train_mode_rounds import BUFFERS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.own_code_errors import failure
@@ -21,8 +22,9 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.measures_section import MeasureChoice
 from hedgerow.platform.config.registries import ModelConfig, algorithm_class
-from hedgerow.platform.config.teacher_section import Teacher, with_parameters
+from hedgerow.platform.config.teacher_section import Teacher
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.content_hash import names_hash
 from hedgerow.platform.data.dataset import mistake_in_units
 from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.data.sampling import steps_per_client
@@ -33,6 +35,7 @@ from hedgerow.platform.models.model import Model
 from hedgerow.platform.models.vmap_check import compare_constants, fingerprint
 from hedgerow.platform.runtime.autotune import require_compiler
 from hedgerow.platform.runtime.contract_check import check_contract
+from hedgerow.platform.runtime.evaluation import scored_state
 from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.task_rules import Built, refuse
 from hedgerow.platform.storage.remote import check_storage
@@ -341,9 +344,9 @@ def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module
         )
 
 
-def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Module:
-    """Model of a finished run, or one that is still to be trained. Raises UserError when there is none, or it does not
-    fit the data.
+def build_teacher(teacher: Teacher, dataset: Dataset, partition: Partition, seed: int) -> torch.nn.Module:
+    """Model of a run, see `FinishedRun.module`, or one that is still to be trained. Raises UserError when there is
+    none, or it does not fit the data.
     """
     if teacher.model is not None:
         return _module(teacher.model, dataset, seed)
@@ -351,7 +354,14 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
     if folder.exists:
         # Its model may be the user's own, next to another experiment file.
         find_run(str(folder))
-    trained = load_experiment(file)
+        _check_inputs(str(teacher.run), folder, dataset)
+    trained, server = load_experiment(file), teacher.server()
+    (algorithm,) = build_algorithms([trained], dataset, partition)
+    if difference(algorithm.init_server(), server):
+        raise UserError(
+            f"task.teacher.run: the model of {teacher.run} is for other samples or classes than task.data's; name a "
+            "run on the same data"
+        )
     module = build_module(trained, dataset)
     mode = getattr(module, "train_mode", None)
     if mode is not None and mode.buffers and mode.policy != "average":
@@ -361,14 +371,47 @@ def build_teacher(teacher: Teacher, dataset: Dataset, seed: int) -> torch.nn.Mod
         )
     if folder.exists:
         compare_constants(module, folder.constants)
-    parameters = teacher.parameters()
+    parameters = algorithm.evaluate_params(scored_state(server))
+    if outside := sorted(server.get("w", {}).keys() - parameters.keys()):
+        raise UserError(
+            f"task.teacher.run: {teacher.run} scores its model through {outside[0]!r}, which is not part of it; name a "
+            "run of another algorithm or objective"
+        )
+    common = {**server.get("w", {}), **server.get(BUFFERS, {})} if algorithm.inner.is_personal else parameters
     whole = [*trainable(module), *(mode.buffers if mode else ())]
-    if missing := next((name for name in whole if name not in parameters), None):
+    if missing := next((name for name in whole if name not in common), None):
         raise UserError(
             f"task.teacher.run: the server of {teacher.run} does not have {missing!r}, which each of its clients has "
             "for itself; name a run whose server has the whole model"
         )
-    return with_parameters(module, parameters, str(teacher.run))
+    # Frozen parameters are not saved, and the module has them from its constructor.
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if name in parameters:
+            tensor.data = parameters[name].clone()
+    return module.eval()
+
+
+def _check_inputs(run: str, folder: RunFolder, dataset: Dataset) -> None:
+    """Raises UserError if the teacher's run still changes its model, or had other inputs or other classes."""
+    record = folder.record()
+    if record["status"] == "running":
+        raise UserError(f"task.teacher.run: {run} is still running, so its model changes; let it finish")
+    data = (folder.search.record() if folder.search else record).get("data") or {}
+    ours = {"normalisation": normalisation_hash(dataset), "class_names": names_hash(dataset.class_names)}
+    words = {"normalisation": "`mean` and `std`", "class_names": "names or order of classes"}
+    for key, own in ours.items():
+        if own and data.get(key) not in (None, own):
+            raise UserError(
+                f"task.teacher.run: the data of {run} have other {words[key]} than task.data's, so its outputs would "
+                "mean something else; name a run on the same data"
+            )
+
+
+def normalisation_hash(dataset: Dataset) -> str | None:
+    """Hash of the normalisation of a data set; None for tokens, which have none."""
+    if dataset.is_tokens:
+        return None
+    return fingerprint([("mean", torch.tensor(dataset.mean)), ("std", torch.tensor(dataset.std))])
 
 
 def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
@@ -386,7 +429,7 @@ def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition:
     module = build_module(first, dataset)
     task = replace(task_on(dataset, module), scoring=first.task.scoring)
     config = first.task.teacher
-    teacher = build_teacher(config, dataset, first.seed) if config else None
+    teacher = build_teacher(config, dataset, partition, first.seed) if config else None
     if teacher is not None and teacher.no_vmap:
         # If the teacher cannot be batched, neither can a step that uses it.
         module.no_vmap = teacher.no_vmap

@@ -21,10 +21,12 @@ from hedgerow.platform.data import Partition
 from hedgerow.platform.data.sampling import poisson_clients, sample_clients
 from hedgerow.platform.data.validation_noise import ValidationNoise
 from hedgerow.platform.runtime.evaluation import (
+    AVERAGE,
     PredictionKeeper,
     evaluate,
     histograms,
     output_keeper,
+    scored_state,
     training_metrics,
     validate,
 )
@@ -43,9 +45,6 @@ from hedgerow.platform.schedules.events import IN_FLIGHT, VERSIONS, EventQueue, 
 from hedgerow.platform.schedules.stale_round import StaleRound
 from hedgerow.platform.storage.history import History, RoundRecord
 from hedgerow.platform.tracking.decisions import Decisions
-
-AVERAGE = "client_average"
-"""Key in the server state, where evaluated: the average of all clients' latest own models."""
 
 MOST_QUARANTINED = 0.1
 """Largest share of the clients that may be left out because they crash their process."""
@@ -199,11 +198,7 @@ class FederatedServer:
     @property
     def scored_model(self) -> Tree:
         """Parameters of the model that the evaluations score."""
-        return self.algorithm.evaluate_params(self._scored(self.state))
-
-    def _scored(self, state: Tree) -> Tree:
-        """Server state whose model the evaluations score."""
-        return {**state, "w": state[AVERAGE]} if self.tracks_client_models else state
+        return self.algorithm.evaluate_params(scored_state(self.state))
 
     def _next(self, number: int) -> ExchangeSteps:
         """State after the round, and the record of the round."""
@@ -319,16 +314,16 @@ class FederatedServer:
         if self._is_tested(number):
             record = yield from self._test(state, number)
         else:
-            record = self.algorithm.inner.server_metrics(self._scored(state))
+            record = self.algorithm.inner.server_metrics(scored_state(state))
         if self.experiment.task.validation:
             clients = self._without_quarantined(self._evaluated, number)
-            record |= yield from self._validate(self._scored(state), number, clients)
+            record |= yield from self._validate(scored_state(state), number, clients)
         return record
 
     def _test(self, state: Tree, number: int) -> ExchangeSteps:
         """Scores of a server state on test samples and on the samples of clients, by name."""
         clients = self._without_quarantined(self._evaluated, number)
-        scored = self._scored(state)
+        scored = scored_state(state)
         record = yield from self._score(scored, number, clients, self.experiment.evaluation.confusion_matrix)
         if self.tracks_client_models:
             own = yield from self._score(state, number, clients[:0])

@@ -94,10 +94,24 @@ def test_tensors_of_the_model_that_are_buffers_are_loaded_too():
     assert state["running_var"].tolist() == [1.0, 1.0]
 
 
+def test_the_model_of_a_run_is_the_average_of_the_clients_models_if_that_is_scored(tmp_path):
+    finished, dataset, _ = run(tmp_path, evaluation__model="clients", checkpoints__best="test_accuracy",
+                               evaluation__allow_test_selection=True)  # fmt: skip
+    for round in (1, 2, 3, None, "best"):
+        record = finished.records[(finished.best_round if round == "best" else round or 0) - 1]
+        assert accuracy(finished.predict(dataset.x_test, round), dataset.y_test) == record["test_accuracy"]
+        assert record["test_accuracy"] != record["server_test_accuracy"]
+    in_memory = hedgerow.run(finished.experiment, show=False)
+    assert accuracy(in_memory.predict(dataset.x_test), dataset.y_test) == finished.records[-1]["test_accuracy"]
+
+
+@pytest.mark.parametrize("model", ["server", "clients"])
 @pytest.mark.parametrize("adapt", ["maml", "proto"])
-def test_personal_models_predict_for_their_client(adapt, tmp_path):
+def test_personal_models_predict_for_their_client(adapt, model, tmp_path):
     personal = {"name": "per_fedavg", "adapt": adapt, "batch_size": 4}
-    finished, dataset, partition = run(tmp_path, algorithm=personal, task__partition__client_test_fraction=0.3)
+    finished, dataset, partition = run(
+        tmp_path, algorithm=personal, task__partition__client_test_fraction=0.3, evaluation__model=model
+    )
     own = partition.splits()["held_out"]
     scores = []
     for client, (start, size) in enumerate(zip(own.offsets, own.sizes, strict=True)):
@@ -120,6 +134,56 @@ def test_personal_models_predict_for_their_client(adapt, tmp_path):
         rows = dataset.x_train[:5]
         logits = finished.module(client=3)(finished.prepare(rows)).detach()
         np.testing.assert_allclose(logits.softmax(-1).numpy(), finished.predict(rows, client=3), atol=1e-6)
+
+
+STORED = {
+    "ditto": ({"name": "ditto"}, {"name": "mlp", "hidden": [8]}),
+    "fedper": ({"name": "fedper"}, {"name": "mode_models.NormedTwice"}),
+    "fedrep": ({"name": "fedrep", "head_epochs": 2}, {"name": "mlp", "hidden": [8]}),
+    "fedbn": ({"name": "fedbn"}, {"name": "mode_models.Normed"}),
+    "fedbn, buffers: local": ({"name": "fedbn"}, {"name": "mode_models.Normed", "buffers": "local"}),
+}
+"""Algorithms that keep a client's model in its state, and a model."""
+
+
+@pytest.mark.parametrize(("algorithm", "model"), STORED.values(), ids=STORED)
+def test_the_model_in_a_clients_state_is_the_one_that_was_scored(algorithm, model, tmp_path):
+    """Of a client, too, that has not taken part yet."""
+    finished, dataset, partition = run(
+        tmp_path, algorithm={**algorithm, "lr": 0.1, "batch_size": 4}, task__model=model, clients_per_round=4,
+        task__partition__client_test_fraction=0.3,
+    )  # fmt: skip
+    own = partition.splits()["held_out"]
+    for round in (1, 3, None):
+        scores = []
+        for client, (start, size) in enumerate(zip(own.offsets, own.sizes, strict=True)):
+            rows = partition.order[start : start + size]
+            x, module = dataset.x_train[rows], finished.module(round, client)
+            probabilities = module(finished.prepare(x)).softmax(-1).detach().numpy()
+            np.testing.assert_allclose(finished.predict(x, round, client), probabilities, atol=1e-6)
+            scores.append(accuracy(probabilities, dataset.y_train[rows]))
+        record = finished.records[(round or 0) - 1]
+        extremes = [record[f"client_accuracy_{end}"] for end in ("lowest", "highest")]
+        assert [np.mean(scores), min(scores), max(scores)] == pytest.approx([record["client_accuracy"], *extremes])
+    with pytest.raises(UserError, match="no client 12; choose one from 0 to 11"):
+        finished.module(client=12)
+
+
+def test_a_model_that_the_server_has_in_part_is_exported_for_a_client(tmp_path):
+    finished, dataset, _ = run(
+        tmp_path, algorithm={"name": "fedper", "lr": 0.1}, task__partition__client_test_fraction=0.3
+    )
+    assert finished.missing_parameters == ["3.weight", "3.bias"]
+    file, folder = tmp_path / "model.pt", str(finished.folder)
+    done = CliRunner().invoke(main, ["export", folder, str(file)])
+    assert done.exit_code == 2
+    assert "the server does not have '3.weight', so there is no common model" in done.output
+    done = CliRunner().invoke(main, ["export", folder, str(file), "--client", "5"])
+    assert done.exit_code == 0, done.output
+    w, x = torch.load(file, weights_only=True), finished.prepare(dataset.x_test).flatten(1)
+    hidden = (x @ w["1.weight"].T + w["1.bias"]).relu()
+    probabilities = (hidden @ w["3.weight"].T + w["3.bias"]).softmax(-1).numpy()
+    np.testing.assert_allclose(probabilities, finished.predict(dataset.x_test, client=5), atol=1e-6)
 
 
 def test_models_that_cannot_predict_say_why(tmp_path):

@@ -202,10 +202,10 @@ def test_what_cannot_teach_is_refused(taught, tmp_path):
 
     assert "there is no run at nowhere" in refusal(teacher={"run": "nowhere"})
     file = taught[0] / "experiment.yaml"
-    (tmp_path / "empty-1" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "empty-1" / "experiment.yaml").write_text(file.read_text())
+    (tmp_path / "empty-20260101-120000" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "empty-20260101-120000" / "experiment.yaml").write_text(file.read_text())
     assert "has no saved model" in refusal(teacher={"run": str(tmp_path / "empty")})
-    other = taught[0].parent / "other-1"
+    other = taught[0].parent / "other-20260101-120000"
     (other / "checkpoints").mkdir(parents=True)
     (other / "experiment.yaml").write_text(file.read_text().replace("- 6", "- 7"))
     (other / "metrics.jsonl").symlink_to(taught[0] / "metrics.jsonl")
