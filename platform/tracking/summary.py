@@ -28,9 +28,9 @@ def summarise(
     main = main_metric(records)
     scored = f"test_{main}"
     evaluated = [record for record in records if scored in record]
-    ends = [record for record in records if measured([record]) or reported([record])]
     best = min if mode_of(main, modes) == "min" else max
-    last, final = records[-1], ends[-1] if ends else {}
+    # Rounds after the last evaluation may have metrics of the algorithm or of a logger.
+    last, final = records[-1], next((record for record in reversed(records) if measured([record])), {})
     summary = {
         "rounds": last["round"],
         "seconds": last["seconds"],
@@ -56,7 +56,7 @@ def summarise(
         summary["lost"] = {
             name: sum(r.get(name, 0) for r in records) for name in ("unavailable", "dropped_out", "late")
         }
-    summary["report"] = {name: value for name, value in final.items() if _is_reported(name)}
+    summary["report"] = {name: final_value(records, name) for name in reported(records)}
     summary["spent"] = {name.removeprefix(SPENT): last[name] for name in last if name.startswith(SPENT)}
     summary["exchanges"] = sum(r.get("exchanges", 0) for r in records)
     summary["to_target"] = {target_label(target, metric): first_to(records, target, metric) for target in targets}
