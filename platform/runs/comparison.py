@@ -264,6 +264,9 @@ def _pair(quantity: Quantity, groups: list[SeedGroup], a: int, b: int) -> Pair:
         return Pair(quantity, a, b, seeds, None, None, f"{why}: no conclusion possible")
     if len(seeds) == 1:
         return Pair(quantity, a, b, seeds, None, None, "one seed: no conclusion possible")
+    if quantity.costs and any(0 in pair for pair in pairs):
+        why = "reached before the first transmission with some seed"
+        return Pair(quantity, a, b, seeds, None, None, f"{why}: no conclusion possible")
     change = (lambda x: math.log(x)) if quantity.costs else (lambda x: x)
     return Pair(quantity, a, b, seeds, paired([change(y) - change(x) for x, y in pairs]), None, "")
 

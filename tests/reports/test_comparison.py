@@ -219,6 +219,16 @@ def test_transmissions_are_compared_as_ratios():
     assert pair.says == "cheap needs fewer"
 
 
+def test_a_target_that_is_reached_before_the_first_transmission_has_no_ratio():
+    runs = [made(name, seed, [0.6, 0.6], lr=lr) for name, lr in (("a", 0.1), ("b", 0.2)) for seed in range(3)]
+    # No client was available in the first round of one seed.
+    runs[1].records[0]["transmissions"] = 0.0
+    pair = of(compare(group_by_seed(runs)[0]), "transmissions to 50 %", "a", "b")
+    assert (pair.text(), pair.difference) == ("-", None)
+    assert pair.says == "reached before the first transmission with some seed: no conclusion possible"
+    assert number(pair.quantity.cell(pair.a)) == "0.6667 ± 0.5774"
+
+
 def test_equal_differences_matter_from_six_seeds_on():
     runs = [made(name, seed, [end], lr=lr) for name, lr, end in (("a", 1, 0.5), ("b", 2, 0.75)) for seed in range(6)]
     five, six = (of(compare(group_by_seed(some)[0]), "test accuracy", "a", "b") for some in (runs[1:], runs))
