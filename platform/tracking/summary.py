@@ -223,12 +223,18 @@ def final_value(records: list[RoundRecord], metric: str) -> float | None:
     return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
 
 
-def first_to(records: list[RoundRecord], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
+def first_to(
+    records: list[RoundRecord],
+    target: float,
+    metric: str = "test_accuracy",
+    modes: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
     """Rounds, transmissions and simulated seconds until a metric first reaches its target; None if it never does.
 
-    A metric that is to be maximised, such as an accuracy, reaches it from below, the others from above.
+    A metric that is to be maximised, such as an accuracy, reaches it from below, one that is to be minimised from
+    above. modes: of the task's own metrics, by name.
     """
-    mode = mode_of(metric)
+    mode = mode_of(metric, modes)
     for record in records:
         if reaches(record, target, metric, mode):
             cost = {"rounds": record["round"], "transmissions": record["transmissions"]}
