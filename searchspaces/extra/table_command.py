@@ -10,6 +10,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.numbers import target_heading
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.table import Table
+from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.tracking.records import write_object
 from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
 from hedgerow.platform.tracking.summary import target_label
@@ -164,7 +165,7 @@ def _closing(
     heading, notes = f"{table.name}: {table.title}", "".join(f"- {remark}\n" for remark in remarks)
     text = f"# {heading}\n\n{Table(document['rows']).markdown()}\n{document['explained']}\n\n{notes}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "table.md", text)
     write_object(folder / "table.json", document, indent=2)
 
     def render() -> None:
