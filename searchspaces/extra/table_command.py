@@ -103,8 +103,7 @@ def run_table(
     results = []
     output = Path(ready[0][0].search.experiment.output)
     runs = trained_before(output, [one.name for one, _ in ready])
-    experiments = [one.search.experiment for one, _ in ready]
-    names = [None for _ in ready] if job is None else names_in_job(experiments, job)
+    names = [None for _ in ready] if job is None else names_in_job([one.search.experiment for one, _ in ready], job)
     for (one, data), name in zip(ready, names, strict=True):
         sources = taken_over(one.search, data, runs)
         taken = {number: str(run.path.relative_to(output)) for number, run in sources.items()}
