@@ -189,7 +189,7 @@ def check_search(spec: SearchSpec, data_root: Path | None, given: Data | None = 
 def _check_started(spec: SearchSpec, folder: RunFolder) -> None:
     """Raises UserError if a trial of a search that continues has started with another configuration."""
     packs = folder.record().get("packs")
-    if packs and sum(map(len, packs)) != len(spec.configurations):
+    if packs and spec.configurations and sum(map(len, packs)) != len(spec.configurations):
         raise UserError(
             f"{folder.experiment}: search.space has {len(spec.configurations)} configurations, and the search has "
             f"started with {sum(map(len, packs))}; restore it, or start a new search"
