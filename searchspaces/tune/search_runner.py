@@ -252,9 +252,10 @@ def _carry_out(
         listener.termination, session.termination.saves = session.termination, True
         try:
             warnings += _tune(spec.with_device(device), folder, session.data, listener)
-        except KeyboardInterrupt:
-            if session.termination.came:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and session.termination.came:
                 listener.save_trials()
+            listener.interrupt()
             raise
     # Without Ray, whose processes end while MLflow is imported in another thread.
     warnings[:] = dict.fromkeys([*warnings, *listener.warnings])
