@@ -36,13 +36,14 @@ The same numbers select the best one, so p is corrected as if every pair had bee
 class Quantity:
     """A number per run that is compared; None if the run does not have it.
 
-    values: group -> seed -> number. costs: whether it is a cost: smaller is better, and ratios are compared.
+    values: group -> seed -> number. upward: whether larger is better; None: unknown. costs: whether it is a cost:
+    smaller is better, and ratios are compared.
     """
 
     name: str
     metric: str
     values: list[dict[int, float | None]]
-    upward: bool
+    upward: bool | None
     costs: bool = False
 
     @property
@@ -173,12 +174,17 @@ def compare(groups: list[SeedGroup], metric: str | None = None, targets: Sequenc
     """Compare at least two experiments.
 
     metric: None: the metric of their targets. targets: values of the metric; None: the targets in their files. Raises
-    UserError if no run has the metric.
+    UserError if no run has the metric, or if it has targets and is neither to be minimised nor to be maximised.
     """
     metric = metric or default_metric(groups)
     metrics = list(dict.fromkeys(key for group in groups for run in group.runs for r in run.records for key in r))
     if metric not in metrics:
         raise UserError(f"--metric: none of these runs has {metric!r}{nearest(metric, metrics)}")
+    if targets and _mode(groups, metric) is None:
+        raise UserError(
+            f"--target: whether more or less of {metric} is better is not known; compare it without targets, or choose "
+            "an accuracy, a loss or a metric of the task with --metric"
+        )
     if targets is None:
         file_targets = [t for group in groups if group.first.target_metric == metric for t in group.first.targets]
         targets = sorted(dict.fromkeys(file_targets), reverse=is_lower_better(groups, metric))
@@ -197,13 +203,24 @@ def default_metric(groups: list[SeedGroup]) -> str:
 
 def is_lower_better(groups: list[SeedGroup], metric: str) -> bool:
     """Whether less of a metric is better."""
-    modes = {name: mode for group in groups for name, mode in group.first.modes.items()}
-    return mode_of(metric, modes) == "min"
+    return _mode(groups, metric) == "min"
+
+
+def _mode(groups: list[SeedGroup], metric: str) -> str | None:
+    """Whether a metric is to be minimised ("min") or maximised ("max"); None if that is unknown, as of seconds."""
+    # Accuracies on a stream.
+    return "max" if metric in ("ctm", "ltm") else mode_of(metric, _modes(groups))
+
+
+def _modes(groups: list[SeedGroup]) -> dict[str, str]:
+    """Modes of the metrics that the files name, see `Run.modes`."""
+    return {name: mode for group in groups for name, mode in group.first.modes.items()}
 
 
 def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) -> list[Quantity]:
-    name, down = name_of(metric), is_lower_better(groups, metric)
-    best = min if down else max
+    name, mode, modes = name_of(metric), _mode(groups, metric), _modes(groups)
+    upward = None if mode is None else mode == "max"
+    best = max if upward else min
 
     def finals(records: list[dict[str, Any]]) -> float | None:
         return _finite(final_value(records, metric))
@@ -214,16 +231,16 @@ def _quantities(groups: list[SeedGroup], metric: str, targets: Sequence[float]) 
     def values(of: Any) -> list[dict[int, float | None]]:
         return [{run.seed: of(run.records) for run in group.runs} for group in groups]
 
-    quantities = [Quantity(name, metric, values(finals), not down)]
-    if metric != "ctm":
-        quantities.append(Quantity(f"best {name}", metric, values(bests), not down))
+    quantities = [Quantity(name, metric, values(finals), upward)]
+    if mode and metric != "ctm":
+        quantities.append(Quantity(f"best {name}", metric, values(bests), upward))
     # Centralised methods, and Hedge as a whole, do not count transmissions.
     has_transmissions = all(run.records[-1].get("transmissions") for group in groups for run in group.runs)
     unit = "transmissions" if has_transmissions else "rounds"
     for target in targets:
 
         def cost(records: list[dict[str, Any]], target: float = target) -> float | None:
-            entry = first_to([{"transmissions": 0.0, **r} for r in records], target, metric)
+            entry = first_to([{"transmissions": 0.0, **r} for r in records], target, metric, modes)
             return float(entry[unit]) if entry else None
 
         heading = name_of(f"{unit}_to_{target_label(target, metric)}")
@@ -239,7 +256,7 @@ def _pairs(quantity: Quantity, groups: list[SeedGroup]) -> list[Pair]:
         means = {i: spread.mean for i in finished_groups if (spread := quantity.spread(i))}
         if not means:
             return []
-        best = (max if quantity.upward else min)(means, key=lambda i: means[i])
+        best = (min if quantity.upward is False else max)(means, key=lambda i: means[i])
         index_pairs = [(best, i) for i in range(len(groups)) if i != best]
     pairs = [_pair(quantity, groups, a, b) for a, b in index_pairs]
     test_indices = [i for i, pair in enumerate(pairs) if pair.difference is not None]
@@ -264,6 +281,9 @@ def _pair(quantity: Quantity, groups: list[SeedGroup], a: int, b: int) -> Pair:
         return Pair(quantity, a, b, seeds, None, None, f"{why}: no conclusion possible")
     if len(seeds) == 1:
         return Pair(quantity, a, b, seeds, None, None, "one seed: no conclusion possible")
+    if quantity.costs and any(0 in pair for pair in pairs):
+        why = "reached before the first transmission with some seed"
+        return Pair(quantity, a, b, seeds, None, None, f"{why}: no conclusion possible")
     change = (lambda x: math.log(x)) if quantity.costs else (lambda x: x)
     return Pair(quantity, a, b, seeds, paired([change(y) - change(x) for x, y in pairs]), None, "")
 
@@ -275,7 +295,10 @@ def _verdict(pair: Pair, groups: list[SeedGroup], p: float) -> str:
         return "identical numbers"
     if p >= LEVEL:
         return "no difference shown"
-    winner = groups[pair.b if (d.mean > 0) == pair.quantity.upward else pair.a].label
+    larger, smaller = (groups[i].label for i in ((pair.b, pair.a) if d.mean > 0 else (pair.a, pair.b)))
+    if pair.quantity.upward is None:
+        return f"{larger} has more"
+    winner = larger if pair.quantity.upward else smaller
     return f"{winner} needs fewer" if pair.quantity.costs else f"{winner} is better"
 
 
@@ -291,7 +314,8 @@ def _notes(groups: list[SeedGroup], quantity: Quantity) -> list[str]:
     if any(not quantity.complete(i) for i in range(len(groups))):
         notes.append(f"Some runs have no finite {quantity.name}: they diverged or were not evaluated.")
     if len(groups) > MANY:
-        notes.append(f"More than {MANY} experiments: each is compared only with the best one.")
+        which = "one with the largest mean" if quantity.upward is None else "best one"
+        notes.append(f"More than {MANY} experiments: each is compared only with the {which}.")
     return notes
 
 

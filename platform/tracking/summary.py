@@ -28,9 +28,9 @@ def summarise(
     main = main_metric(records)
     scored = f"test_{main}"
     evaluated = [record for record in records if scored in record]
-    ends = [record for record in records if measured([record]) or reported([record])]
     best = min if mode_of(main, modes) == "min" else max
-    last, final = records[-1], ends[-1] if ends else {}
+    # Rounds after the last evaluation may have metrics of the algorithm or of a logger.
+    last, final = records[-1], next((record for record in reversed(records) if measured([record])), {})
     summary = {
         "rounds": last["round"],
         "seconds": last["seconds"],
@@ -56,7 +56,7 @@ def summarise(
         summary["lost"] = {
             name: sum(r.get(name, 0) for r in records) for name in ("unavailable", "dropped_out", "late")
         }
-    summary["report"] = {name: value for name, value in final.items() if _is_reported(name)}
+    summary["report"] = {name: final_value(records, name) for name in reported(records)}
     summary["spent"] = {name.removeprefix(SPENT): last[name] for name in last if name.startswith(SPENT)}
     summary["exchanges"] = sum(r.get("exchanges", 0) for r in records)
     summary["to_target"] = {target_label(target, metric): first_to(records, target, metric) for target in targets}
@@ -223,12 +223,18 @@ def final_value(records: list[RoundRecord], metric: str) -> float | None:
     return next((record[metric] for record in reversed(records) if record.get(metric) is not None), None)
 
 
-def first_to(records: list[RoundRecord], target: float, metric: str = "test_accuracy") -> dict[str, Any] | None:
+def first_to(
+    records: list[RoundRecord],
+    target: float,
+    metric: str = "test_accuracy",
+    modes: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
     """Rounds, transmissions and simulated seconds until a metric first reaches its target; None if it never does.
 
-    A metric that is to be maximised, such as an accuracy, reaches it from below, the others from above.
+    A metric that is to be maximised, such as an accuracy, reaches it from below, one that is to be minimised from
+    above. modes: of the task's own metrics, by name.
     """
-    mode = mode_of(metric)
+    mode = mode_of(metric, modes)
     for record in records:
         if reaches(record, target, metric, mode):
             cost = {"rounds": record["round"], "transmissions": record["transmissions"]}

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from hedgerow.platform.common.errors import unwritable
 from hedgerow.platform.runs.seed_groups import group_by_seed
+from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.tracking.run_folder import now
 from hedgerow.platform.ui.plotting import COLOURS, DARK_COLOURS
 from hedgerow.reports.page.layout import sections, tiles
@@ -53,10 +54,10 @@ def render_page(data: ReportData) -> str:
 
 
 def write_page(page: str, output: Path) -> None:
-    """Write a page to the file that --output names. Raises UserError."""
+    """Write a page to the file that --output names; a failed write leaves the page before. Raises UserError."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8")
+        write_whole(output, page)
     except OSError as error:
         raise unwritable("--output", output, error) from None
 

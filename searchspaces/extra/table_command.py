@@ -10,6 +10,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.numbers import target_heading
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.table import Table
+from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.tracking.records import write_object
 from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
 from hedgerow.platform.tracking.summary import target_label
@@ -102,8 +103,7 @@ def run_table(
     results = []
     output = Path(ready[0][0].search.experiment.output)
     runs = trained_before(output, [one.name for one, _ in ready])
-    experiments = [one.search.experiment for one, _ in ready]
-    names = [None for _ in ready] if job is None else names_in_job(experiments, job)
+    names = [None for _ in ready] if job is None else names_in_job([one.search.experiment for one, _ in ready], job)
     for (one, data), name in zip(ready, names, strict=True):
         sources = taken_over(one.search, data, runs)
         taken = {number: str(run.path.relative_to(output)) for number, run in sources.items()}
@@ -164,7 +164,7 @@ def _closing(
     heading, notes = f"{table.name}: {table.title}", "".join(f"- {remark}\n" for remark in remarks)
     text = f"# {heading}\n\n{Table(document['rows']).markdown()}\n{document['explained']}\n\n{notes}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "table.md", text)
     write_object(folder / "table.json", document, indent=2)
 
     def render() -> None:

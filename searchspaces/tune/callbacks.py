@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from ray.tune.experiment import Trial
 
 from hedgerow.platform.actors.cluster_nodes import ClusterNodes
 from hedgerow.platform.actors.ray_health import LOOK, RayHealth
-from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.common.errors import RayLost, UserError
 from hedgerow.platform.common.signals import Termination
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import dump_experiment
@@ -146,7 +147,9 @@ class SearchCallback(tune.Callback):
             folder = expert_folder(self.folder, index)
             # Called again after every pause. In population based training, the configuration may differ then: the
             # trial's process writes it to the folder together with the model that it takes over.
-            if folder.exists and folder.record()["overrides"] == overrides:
+            if folder.exists and (record := folder.record())["overrides"] == overrides:
+                if record["status"] == "interrupted":
+                    folder.update(status="running")
                 self._accept_changes(folder, overrides)
                 continue
             first = {}
@@ -266,6 +269,16 @@ class SearchCallback(tune.Callback):
         calls: list[Any] = [actor.save_run.remote() for actor in actors if actor is not None]
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=SAVING)
+
+    def interrupt(self) -> None:
+        """Record that the search ends before the trials that it has started, and end their loggers."""
+        for file in sorted(self.folder.glob("experts/*/run.json")):
+            folder = RunFolder(file.parent)
+            # The error that ends the search is reported, not one that follows from it.
+            with suppress(OSError, UserError):
+                self.loggers.end(int(folder.name), "interrupted")
+                if not self.lock.claim.is_lost and folder.record()["status"] == "running":
+                    folder.update(status="interrupted")
 
     def _end(self, index: int, status: str) -> None:
         self.on_end(index)

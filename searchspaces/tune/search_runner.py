@@ -28,6 +28,7 @@ from hedgerow.platform.actors.session import node_resources, ray_session
 from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.actors.surroundings import Surroundings
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.resources import Device
@@ -42,6 +43,7 @@ from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
 from hedgerow.platform.runs.same_settings import decisive_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import checkpoint_of, latest_checkpoint
+from hedgerow.platform.tracking.formatting import short_label
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.summary import left_out_warnings
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
@@ -53,7 +55,7 @@ from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_t
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.budget_section import FirstRounds
-from hedgerow.searchspaces.spaces.packing import members, pack_trials
+from hedgerow.searchspaces.spaces.packing import COPIES, members, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 from hedgerow.searchspaces.spaces.space import Overrides
@@ -151,7 +153,9 @@ def _work(
     address: str | None,
     begun: Begun | None = None,
 ) -> Work[FinishedSearch]:
-    """started: folder of a search that is resumed. begun: see `search`."""
+    """started: folder of a search that is resumed. begun: see `search`. Raises UserError."""
+    if started:
+        _check_started(spec, started)
     device = choose_device(spec.experiment.resources, address, started, on_ray=True)
     check_engine(spec.experiment.engine, device)
     return Work(
@@ -179,6 +183,25 @@ def check_search(spec: SearchSpec, data_root: Path | None, given: Data | None = 
         clients = [1 if stream else experiment.cohort_size(len(data[1])) for experiment in first]
         FirstRounds(spec.search.budget.client_rounds, clients).check()
     return data
+
+
+def _check_started(spec: SearchSpec, folder: RunFolder) -> None:
+    """Raises UserError if a trial of a search that continues has started with another configuration."""
+    packs = folder.record().get("packs")
+    if packs and spec.configurations and sum(map(len, packs)) != len(spec.configurations):
+        raise UserError(
+            f"{folder.experiment}: search.space has {len(spec.configurations)} configurations, and the search has "
+            f"started with {sum(map(len, packs))}; restore it, or start a new search"
+        )
+    # A searcher proposes configurations.
+    for trial in read_trials(folder) if spec.configurations else []:
+        # Population based training changes the configuration of a trial that takes over a model.
+        has_copies = expert_folder(folder.path, int(trial.name)).record().get(COPIES, 0)
+        if not has_copies and [trial.overrides] != spec.configurations[int(trial.name) :][:1]:
+            raise UserError(
+                f"{folder.experiment}: search.space no longer has the configuration with which trial {trial.name} has "
+                f"started ({short_label(trial.overrides)}) in its place; restore it, or start a new search"
+            )
 
 
 def _check_trials(spec: SearchSpec, dataset: Dataset) -> None:
@@ -228,9 +251,10 @@ def _carry_out(
         listener.termination, session.termination.saves = session.termination, True
         try:
             warnings += _tune(spec.with_device(device), folder, session.data, listener)
-        except KeyboardInterrupt:
-            if session.termination.came:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and session.termination.came:
                 listener.save_trials()
+            listener.interrupt()
             raise
     # Without Ray, whose processes end while MLflow is imported in another thread.
     warnings[:] = dict.fromkeys([*warnings, *listener.warnings])

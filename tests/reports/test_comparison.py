@@ -231,6 +231,50 @@ def test_transmissions_are_compared_as_ratios():
     assert pair.says == "cheap needs fewer"
 
 
+def test_a_target_that_is_reached_before_the_first_transmission_has_no_ratio():
+    runs = [made(name, seed, [0.6, 0.6], lr=lr) for name, lr in (("a", 0.1), ("b", 0.2)) for seed in range(3)]
+    # No client was available in the first round of one seed.
+    runs[1].records[0]["transmissions"] = 0.0
+    pair = of(compare(group_by_seed(runs)[0]), "transmissions to 50 %", "a", "b")
+    assert (pair.text(), pair.difference) == ("-", None)
+    assert pair.says == "reached before the first transmission with some seed: no conclusion possible"
+    assert number(pair.quantity.cell(pair.a)) == "0.6667 ± 0.5774"
+
+
+def test_a_target_of_an_own_metric_is_reached_in_the_direction_of_its_mode():
+    runs = [made(name, seed, [0.5] * 3, lr=lr) for name, lr in (("a", 0.1), ("b", 0.2)) for seed in (0, 1)]
+    for run in runs:
+        run.values["task"]["metrics"] = [{"name": "mine.distance", "mode": "min", "args": {}}]
+        for record, value in zip(run.records, (0.9, 0.6, 0.4), strict=True):
+            record["test_distance"] = value
+    found = compare(group_by_seed(runs)[0], "test_distance", [0.6])
+    assert [quantity.values[0] for quantity in found.quantities] == [
+        {0: 0.4, 1: 0.4},
+        {0: 0.4, 1: 0.4},
+        {0: 2.0, 1: 2.0},
+    ]
+
+
+def test_of_a_metric_without_a_direction_none_is_better():
+    runs = [made(name, seed, [0.5, 0.6], lr=lr) for name, lr in (("a", 0.1), ("b", 0.2)) for seed in range(3)]
+    for run in runs:
+        for record in run.records:
+            record["seconds"] = record["round"] * (2.0 if run.name == "b" else 1.0) + 0.01 * run.seed * (
+                run.name == "b"
+            )
+    groups = group_by_seed(runs)[0]
+    (pair,) = compare(groups, "seconds").pairs
+    assert (pair.quantity.name, pair.says) == ("time", "b has more")
+    with pytest.raises(UserError, match="--target: whether more or less of seconds is better is not known"):
+        compare(groups, "seconds", [1.0])
+    many = [made("x", seed, [0.5], lr=lr) for lr in range(1, 8) for seed in (0, 1)]
+    for run in many:
+        run.records[0]["seconds"] = float(run.values["algorithm"]["lr"])
+    found = compare(group_by_seed(many)[0], "seconds")
+    assert {found.groups[pair.a].label for pair in found.pairs} == {"lr=7"}
+    assert "More than 6 experiments: each is compared only with the one with the largest mean." in found.notes
+
+
 def test_equal_differences_matter_from_six_seeds_on():
     runs = [made(name, seed, [end], lr=lr) for name, lr, end in (("a", 1, 0.5), ("b", 2, 0.75)) for seed in range(6)]
     five, six = (of(compare(group_by_seed(some)[0]), "test accuracy", "a", "b") for some in (runs[1:], runs))

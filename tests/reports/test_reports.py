@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlflow.tracking import MlflowClient
 from reported_runs import small
 
 from hedgerow.cli import main
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.numbers import number, percent
 from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.seed_groups import group_by_seed
@@ -22,6 +24,7 @@ from hedgerow.platform.tracking.mlflow_store import default_uri
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.ui.charts import figure
 from hedgerow.reports.page.layout import sections
+from hedgerow.reports.page.page import write_page
 from hedgerow.reports.sections.report_data import ReportData, read_all
 from hedgerow.searchspaces.extra.table_command import run_table, table_searches
 
@@ -215,6 +218,19 @@ def test_of_a_single_run_the_page_lies_in_its_folder(runs):
     text = (runs[3].path / "report.html").read_text()
     assert "±" not in text.split("<section", 2)[1]
     assert 'id="comparison"' not in text
+
+
+def test_a_page_for_which_the_disk_has_no_room_leaves_the_one_before(tmp_path):
+    file, limits = tmp_path / "report.html", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_page("before", file)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"--output: cannot write .*report.html \(File too large\)"):
+            write_page(2000 * "x", file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert file.read_text() == "before"
 
 
 def test_of_a_run_that_is_named_under_runs_the_page_lies_in_its_folder_too(runs, tmp_path, monkeypatch):

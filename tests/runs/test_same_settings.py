@@ -223,6 +223,30 @@ def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
             hedgerow.resume(folder.path, show=False)
 
 
+def test_a_trial_that_has_started_keeps_its_configuration(tmp_path):
+    space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}
+    plan = parse_search({**FILE, "search": space, "output": str(tmp_path)})
+    with new_run(plan.experiment, None, plan.dump()) as (folder, _):
+        settings = decisive_settings(plan.experiment, "cpu", plan.search.model_dump(mode="json"))
+        folder.update(kind="search", status="interrupted", settings=settings)
+    trial = expert_folder(folder.path, 1)
+    trial.path.mkdir(parents=True)
+    trial.update(name="001", status="interrupted", overrides={"algorithm.lr": 0.2})
+    text = folder.experiment.read_text()
+    for values in ("- 0.1\n      - 0.15\n      - 0.2", "- 0.1"):
+        edited = text.replace("- 0.1\n      - 0.2", values)
+        assert edited != text
+        folder.experiment.write_text(edited)
+        with pytest.raises(UserError, match=r"configuration with which trial 001 has started \(lr=0.2\) in its place"):
+            hedgerow.resume(folder.path, show=False, changed=True)
+    folder.update(packs=[[0, 1]])
+    folder.experiment.write_text(text.replace("- 0.2", "- 0.2\n      - 0.3"))
+    with pytest.raises(UserError, match=r"search.space has 3 configurations, and the search has started with 2"):
+        hedgerow.resume(folder.path, show=False, changed=True)
+    assert folder.record()["settings"] == settings
+    assert "changes" not in folder.record()
+
+
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
 def test_the_files_of_trials_have_the_settings_that_a_search_continues_with(tmp_path, status):
     space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}

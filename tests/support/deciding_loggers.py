@@ -1,4 +1,4 @@
-"""Loggers that decide, for tests whose processes import them."""
+"""Loggers for tests whose processes import them."""
 
 import math
 
@@ -31,3 +31,21 @@ class StopAt(Logger):
         value = record.get(self.metric, -math.inf)
         if math.isnan(value) or value >= self.target:
             return f"{self.metric} is {value:g}"
+
+
+class Diary(Logger):
+    """Writes its calls to `diary.txt` in the run folder, a line for each."""
+
+    def start(self, run):
+        self.file = run.folder / "diary.txt"
+        self.write("start", *[record["round"] for record in run.history])
+
+    def log(self, record):
+        self.write("log", record["round"])
+
+    def end(self, status, summary):
+        self.write("end", status)
+
+    def write(self, *words):
+        with self.file.open("a") as file:
+            print(*words, file=file)

@@ -41,6 +41,12 @@ def test_the_summary_counts_to_the_first_round_that_reaches_a_target():
     assert (summary["scalars"], summary["bytes"]) == (100, 400)
 
 
+def test_rounds_after_the_last_evaluation_hide_no_score():
+    rounds = [{**one, "epsilon": 0.25 * one["round"]} for one in records([0.1, 0.5, None])]
+    summary = summarise(rounds, [])
+    assert (summary["test_accuracy"], summary["test_loss"], summary["report"]) == (0.5, 0.5, {"epsilon": 0.75})
+
+
 def test_the_best_value_of_a_run_is_none_that_is_undefined():
     values = (math.nan, 0.4, 0.6)
     rounds = [{**one, "test_rmse": value} for one, value in zip(records([0.1, 0.2, 0.3]), values, strict=True)]
