@@ -246,6 +246,9 @@ def table(
     """
     with starting(name):
         from hedgerow.platform.actors.forked import prepare
+
+        if "/" in name and not (report or show):
+            prepare()
         from hedgerow.searchspaces.extra.table_command import (
             list_lines,
             report_table,
@@ -261,7 +264,6 @@ def table(
     searches = table_searches(name, overrides, methods, grid, output)
     if show:
         return show_searches(searches)
-    prepare()
     return run_table(searches, data_root, address, job)
 
 

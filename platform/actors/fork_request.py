@@ -1,4 +1,4 @@
-"""Program that Ray starts in place of Python: it has Ray's program run in a process that is forked, see `forked`.
+"""Program that Ray starts in place of Python: it asks for Ray's program to be run in a forked process, see `forked`.
 
     python -IS fork_request.py SOCKET PROGRAM [ARGUMENT ...]
 
@@ -7,14 +7,18 @@ It imports little, since it runs for each process. Without an answer at the sock
 
 import json
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
 
 
 def is_forked(path: str, arguments: list[str]) -> bool:
-    """Send arguments, environment, working directory and standard streams; returns whether a process runs with them."""
-    message = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
+    """Send arguments, environment, working directory, limit of open files and standard streams; returns whether a
+    process runs with them.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    message = json.dumps([arguments, dict(os.environ), str(Path.cwd()), files]).encode()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(path)

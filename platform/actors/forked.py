@@ -68,6 +68,9 @@ _forks: socket.socket | None = None
 _ended: dict[int, int] = {}
 """Exit status of processes that have ended, by their numbers, as far as they are not yet asked for."""
 
+_without_ray = True
+"""Whether the process that forks has not imported Ray, which keeps the settings of the process that imports it."""
+
 _works: bool | None = None
 """Whether its children can compute gradients; None: it has not yet answered."""
 
@@ -77,11 +80,11 @@ def prepare() -> None:
 
     Does nothing where processes cannot be forked safely: outside Linux, and in a process with several threads.
     """
-    global _forks, _works
+    global _forks, _works, _without_ray
     if _forks is not None or sys.platform != "linux" or threading.active_count() > 1:
         return
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    _works = None
+    _works, _without_ray = None, "ray" not in sys.modules
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     with warnings.catch_warnings():
@@ -131,16 +134,17 @@ def is_prepared() -> bool:
 def python_command(path: Path) -> str | None:
     """Command that runs Python programs in forked processes, until this process ends.
 
-    path: of the socket that it asks, which is created. Returns None where processes cannot be forked.
+    path: of the socket that it asks, which is created. Returns None where processes cannot be forked, or Ray was
+    imported before `prepare`.
     """
-    if not is_prepared():
+    if not is_prepared() or not _without_ray:
         return None
     assert _forks is not None
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(str(path))
-        door.listen()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
         try:
-            socket.send_fds(_forks, [PROGRAMS], [door.fileno()])
+            socket.send_fds(_forks, [PROGRAMS], [listener.fileno()])
         except OSError:
             return None
     return shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("fork_request.py")), str(path)])
@@ -188,26 +192,31 @@ def _fork_workers(requests: socket.socket) -> None:
                     requests.send("{} {}".format(*ended).encode(), socket.MSG_DONTWAIT)
 
     signal.signal(signal.SIGCHLD, report)
-    doors: list[socket.socket] = []
+    # Of the last Ray alone: one ends before the next starts.
+    listener: socket.socket | None = None
     with suppress(ConnectionError):
         requests.send(b"0" if failed else b"1")
         while True:
-            ready = wait([requests, *doors])
+            ready = wait([requests, listener] if listener else [requests])
             if requests in ready:
                 message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
                 if not message:
                     return
                 connection = socket.socket(fileno=descriptors[0])
                 if message == PROGRAMS:
-                    doors.append(connection)
+                    if listener:
+                        listener.close()
+                    listener = connection
                     continue
             else:
-                connection = next(door for door in doors if door in ready).accept()[0]
+                assert listener is not None
+                connection = listener.accept()[0]
             # Without memory for another process, the request is answered by the end of the connection.
             with suppress(OSError):
                 if os.fork() == 0:
-                    for other in (requests, *doors):
-                        other.close()
+                    requests.close()
+                    if listener:
+                        listener.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     if requests not in ready:
                         run_program(connection)

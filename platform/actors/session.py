@@ -146,7 +146,9 @@ def local_ray(reachable: bool = False, prestart: bool = True, **settings: Any) -
 
 
 def _end_processes(folder: Path) -> None:
-    """End the processes of a Ray in a folder; `ray.shutdown` does not know those of a failed start."""
+    """End Ray's own processes in a folder, and with them its workers; `ray.shutdown` does not know those of a failed
+    start.
+    """
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any(str(folder) in argument for argument in process.cmdline()):

@@ -104,8 +104,10 @@ class FinishedRun:
     def missing_parameters(self) -> list[str]:
         """Parameters of the model that the server does not train: each client has them for itself, or no model does."""
         algorithm = self._algorithm
-        server = algorithm.init_server().get("w", {}) if algorithm.inner.is_personal else self.parameters
-        return [name for name in trainable(algorithm.task.module) if name not in server]
+        initial = algorithm.init_server()
+        # Without `w`, the model is in other entries of the server state.
+        has = initial["w"] if algorithm.inner.is_personal and "w" in initial else self.parameters
+        return [name for name in trainable(algorithm.task.module) if name not in has]
 
     @property
     def best_round(self) -> int | None:

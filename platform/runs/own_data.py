@@ -35,7 +35,7 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
         except UserError:
             is_drawn = False
     record: dict[str, Any] = {"name": dataset.name, "dataset": content_hash(dataset), "partition": partition_hash}
-    record |= {"drawn": is_drawn, "own": own, "teacher": _teacher(experiment, data)}
+    record |= {"drawn": is_drawn, "own": own, "teacher": teacher_fingerprint(experiment, data)}
     record |= {"normalisation": normalisation_hash(dataset), "class_names": names_hash(dataset.class_names)}
     model = experiment.task.model
     has_constants = model.is_foreign or model.init is not None
@@ -43,13 +43,13 @@ def data_record(experiment: Experiment, data: Data, own: bool) -> dict[str, Any]
     return record | ({"frozen": constants} if constants else {})
 
 
-def _teacher(experiment: Experiment, data: Data) -> dict[str, str | None]:
-    """Folder of the run that the teacher comes from -> fingerprint of the teacher; {} if there is none."""
+def teacher_fingerprint(experiment: Experiment, data: Data) -> str | None:
+    """Fingerprint of a teacher that comes from a run; None without such a teacher."""
     config = experiment.task.teacher
     if config is None or config.run is None:
-        return {}
+        return None
     module = build_teacher(config, *data, experiment.seed)
-    return {config.run: fingerprint([*module.named_parameters(), *module.named_buffers()])}
+    return fingerprint([*module.named_parameters(), *module.named_buffers()])
 
 
 def loop_note(experiment: Experiment, dataset: Dataset) -> dict[str, str]:
@@ -86,12 +86,12 @@ def same_data(folder: RunFolder, experiment: Experiment, given: Data | None, fix
         if not differences:
             if folder.constants:
                 compare_constants(build_module(experiment, data[0]), folder.constants)
-            for teacher, model in _teacher(experiment, data).items() if fix == "resume" else ():
-                if entry.get("teacher", {}).get(teacher, model) != model:
-                    raise UserError(
-                        f"task.teacher.run: the model of {teacher} is not the one from which {folder.path} learns; "
-                        "restore its checkpoints, or start a new run"
-                    )
+            teacher = experiment.task.teacher
+            if teacher and fix == "resume" and entry.get("teacher") != teacher_fingerprint(experiment, data):
+                raise UserError(
+                    f"task.teacher.run: the model of {teacher.run} is not the one from which {folder.path} "
+                    "learns; restore its checkpoints, or start a new run"
+                )
             return data
     names = " and the ".join(differences)
     verb = "differ" if len(differences) > 1 else "differs"

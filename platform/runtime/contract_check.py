@@ -41,6 +41,7 @@ from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.own_code_errors import own_error
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.measures_section import PREFIXES, SUFFIXES
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import Content, check_no_reuse, content_of
 from hedgerow.platform.runtime.engine import Samples
@@ -67,8 +68,11 @@ FEWER = 3
 ROUNDING = 1 + 1e-6
 """Factor that changes numbers by about as much as rounding."""
 
-METRIC = re.compile(r"[\w. /-]+|@.*")
+METRIC = re.compile(r"(?!\.)[\w. -]+(/(?!\.)[\w. -]+)*|@.*")
 """Names of metrics that MLflow records, and those for middleware."""
+
+RESERVED = ("epsilon", "attackers", "staleness_", *PREFIXES)
+"""Beginnings of names of a record's other entries."""
 
 OF_SERVER = "draw from a torch.Generator with a seed, in a round from cohort.seed_for"
 """Advice for code that runs at the server."""
@@ -227,7 +231,9 @@ class _Contract(Middleware):
             _check_name(metric, f"`{name}`")
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ContractError(f"`{name}` returns {_kind(value)} as {metric!r}; return a number, such as float(x)")
-            if metric in STANDARD or metric in self.scores:
+            is_own = not type(self.inner).__module__.startswith("hedgerow.")
+            is_reserved = is_own and (metric.startswith(RESERVED) or metric.endswith(SUFFIXES))
+            if metric in STANDARD or metric in self.scores or is_reserved:
                 raise ContractError(
                     f"`{name}` returns {metric!r}, which is the name of another entry of records; choose another"
                 )

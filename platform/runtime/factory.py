@@ -39,6 +39,7 @@ from hedgerow.platform.runtime.evaluation import scored_state
 from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.task_rules import Built, refuse
 from hedgerow.platform.storage.remote import check_storage
+from hedgerow.platform.storage.run_lock import is_abandoned
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 
 
@@ -377,7 +378,8 @@ def build_teacher(teacher: Teacher, dataset: Dataset, partition: Partition, seed
             f"task.teacher.run: {teacher.run} scores its model through {outside[0]!r}, which is not part of it; name a "
             "run of another algorithm or objective"
         )
-    common = {**server.get("w", {}), **server.get(BUFFERS, {})} if algorithm.inner.is_personal else parameters
+    is_split = algorithm.inner.is_personal and "w" in server
+    common = {**server["w"], **server.get(BUFFERS, {})} if is_split else parameters
     whole = [*trainable(module), *(mode.buffers if mode else ())]
     if missing := next((name for name in whole if name not in common), None):
         raise UserError(
@@ -394,7 +396,7 @@ def build_teacher(teacher: Teacher, dataset: Dataset, partition: Partition, seed
 def _check_inputs(run: str, folder: RunFolder, dataset: Dataset) -> None:
     """Raises UserError if the teacher's run still changes its model, or had other inputs or other classes."""
     record = folder.record()
-    if record["status"] == "running":
+    if record["status"] == "running" and not is_abandoned(folder.path):
         raise UserError(f"task.teacher.run: {run} is still running, so its model changes; let it finish")
     data = (folder.search.record() if folder.search else record).get("data") or {}
     ours = {"normalisation": normalisation_hash(dataset), "class_names": names_hash(dataset.class_names)}

@@ -68,6 +68,8 @@ class Recording:
             if not file.exists():
                 raise UserError(f"{name} has no {RECORDING}; run its search again with `--set search.record=all`")
         values = read_object(file)
+        if missing := next((one.name for one in fields(cls) if one.name not in values), None):
+            raise UserError(f"{file} is not a recording: it has no {missing!r}; name the {RECORDING} of a search")
         return cls(*(values[one.name] for one in fields(cls)))
 
     def write(self, file: Path) -> None:

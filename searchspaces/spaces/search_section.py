@@ -239,12 +239,12 @@ class SearchKind(Section):
     )
 
     def build(self, setup: SearchSetup) -> "tuple[Searcher | None, TrialScheduler | None]":
-        """Returns Ray Tune's searcher and scheduler; by default, neither.
+        """Returns Ray Tune's searcher and scheduler.
 
         Without a searcher, the trials are the configurations of the file; without a scheduler, each runs to completion.
         A reported result contains `round`, the entries of the round's record, and `done`.
         """
-        return None, None
+        raise NotImplementedError
 
     @property
     def report_smooth(self) -> float:

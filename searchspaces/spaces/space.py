@@ -6,7 +6,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from ray import tune
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import Override, set_value
@@ -24,6 +23,9 @@ _MISSING = object()
 
 def domain(entry: Dimension) -> Any:
     """Tune's distribution of an entry; a grid counts as a choice."""
+    # Processes that Ray starts are forked before Ray is imported.
+    from ray import tune
+
     match entry.form:
         case "uniform":
             return tune.uniform(*entry.values)

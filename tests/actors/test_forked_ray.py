@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import json, os, sys
+if {ray_first}: import ray
 import psutil, torch
 from hedgerow.platform.actors import forked
 
@@ -23,6 +26,8 @@ class Actor:
         weights = torch.ones(3, requires_grad=True)
         (torch.from_numpy(rows.copy()) @ weights).square().sum().backward()
         place = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgrp(), "folder": os.getcwd()}
+        import resource
+        place["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)
         return place | {"letter": os.environ["LETTER"], "gc": gc.isenabled(), "gradient": weights.grad.tolist()}
 
 def look():
@@ -40,11 +45,19 @@ print(json.dumps([forks.pid, os.getpgrp(), seen, later, left]))
 """
 
 
-def test_rays_processes_are_forked_with_the_place_and_the_variables_of_the_command(tmp_path):
+@pytest.mark.parametrize(
+    "ray_first", [pytest.param(True, marks=pytest.mark.exhaustive, id="ray-first"), pytest.param(False, id="forked")]
+)
+def test_rays_processes_are_forked_with_the_place_and_the_variables_of_the_command(tmp_path, ray_first):
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"LETTER": "\u03b2", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", PROGRAM.replace("{ray_first}", str(ray_first))],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     forks, group, seen, later, left = json.loads(done.stdout)
@@ -55,9 +68,11 @@ def test_rays_processes_are_forked_with_the_place_and_the_variables_of_the_comma
         assert one["gc"]
         # Of (a + 2 c)^2 + (3 b)^2 at 1, 1, 1.
         assert one["gradient"] == [6.0, 18.0, 12.0]
+        assert one["files"] == later[0]["files"]
         # Ctrl-C at a terminal ends the command alone.
         assert one["group"] != group
-    assert {one["parent"] for one in seen} == {forks}
+    # A Ray that was imported before has the settings of that time.
+    assert {one["parent"] == forks for one in seen} == {not ray_first}
     # Ordinary ones, when nothing can be forked any more.
     assert forks not in {one["parent"] for one in later}
     assert left == []

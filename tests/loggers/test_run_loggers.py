@@ -1,9 +1,7 @@
 """Loggers: complete after a resume, and what they decide is recorded; a failure is never the end of a run."""
 
 import math
-import os
 import random
-import signal
 import struct
 from pathlib import Path
 from typing import ClassVar
@@ -24,10 +22,7 @@ from hedgerow.platform.loggers.metric_groups import grouped
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
-from hedgerow.platform.tracking.run_folder import RunFolder
-from hedgerow.searchspaces.results.finished_search import FinishedSearch
-from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.tune.search_runner import resume_search, search
+from hedgerow.searchspaces.tune.search_runner import search
 
 CALLS = []
 
@@ -379,45 +374,6 @@ def test_loggers_decide_in_each_trial_of_a_search(tmp_path):
         assert [record["round"] for record in trial.records] == [1, 2]
         losses = [record["train_loss"] for record in trial.records]
         assert [record["mean_train_loss"] for record in trial.records] == [losses[0], sum(losses) / 2]
-
-
-class Interrupting:
-    """Observer of a search that sends a signal when its second trial has reported a round."""
-
-    def __init__(self):
-        self.labels = ["", ""]
-
-    def trial(self, index, record):
-        if (index, record["round"]) == (1, 2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def state(self, index, text): ...
-
-    def note(self, text): ...
-
-
-@pytest.mark.usefixtures("ray_here")
-def test_an_interrupted_search_ends_its_trials_and_their_loggers_and_a_resume_continues_both(tmp_path):
-    grid = {"kind": "grid", "space": {"algorithm.lr": [0.01, 0.3]}, "concurrency": 1, "pack": 1}
-    spec = plan(tmp_path, rounds=8, tracking__also=["deciding_loggers.Diary"], search=grid)
-    with pytest.raises(Interrupted) as interrupted:
-        search(spec, show=Interrupting())
-    stopped = FinishedSearch.read(RunFolder(Path(interrupted.value.folder)))
-    assert [trial.status for trial in stopped.trials] == ["finished", "interrupted"]
-    folders = [expert_folder(stopped.folder.path, number).path for number in (0, 1)]
-    diaries = [(folder / "diary.txt").read_text().splitlines() for folder in folders]
-    every = ["start", *(f"log {number}" for number in range(1, 9)), "end finished"]
-    assert diaries[0] == every
-    reported = len(diaries[1]) - 2
-    assert 2 <= reported < 8
-    assert diaries[1] == [*every[: 1 + reported], "end interrupted"]
-    done = resume_search(str(stopped.folder))
-    assert [trial.status for trial in done.trials] == ["finished"] * 2
-    assert (folders[0] / "diary.txt").read_text().splitlines() == every
-    begin, *rest = (folders[1] / "diary.txt").read_text().splitlines()[reported + 2 :]
-    known = begin.split()[1:]
-    assert len(known) >= reported
-    assert [f"log {number}" for number in known] + rest == every[1:]
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,10 @@ def test_a_run_on_arrays_of_its_own_goes_on_with_these_alone(tmp_path):
         hedgerow.run(small(tmp_path / "runs", **SETTINGS), data=(dataset, partition), show=stop)
     (folder,) = (tmp_path / "runs").glob("small-*")
     known = json.loads((folder / "run.json").read_text())["data"]
+    assert len(known.pop("normalisation")) == len(known.pop("class_names")) == 64
     assert known == {
         "name": "test",
+        "teacher": None,
         "dataset": content_hash(dataset),
         "partition": content_hash(partition),
         "drawn": True,

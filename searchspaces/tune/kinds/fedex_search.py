@@ -11,7 +11,7 @@ from hedgerow.algorithms.slots.support import without_task
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.registries import algorithm_class
-from hedgerow.searchspaces.spaces.search_section import Overrides, SearchKind
+from hedgerow.searchspaces.spaces.search_section import Overrides, SearchKind, SearchSetup
 
 
 class FedExSearch(FedExSteps, SearchKind):
@@ -23,6 +23,10 @@ class FedExSearch(FedExSteps, SearchKind):
         False,
         description="one distribution over all combinations, not one for each key; always so with `samples`",
     )
+
+    def build(self, setup: SearchSetup) -> tuple[None, None]:
+        """Returns no searcher and no scheduler: the only trial runs to completion."""
+        return None, None
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError when clients cannot draw the values of the space, or cannot score them."""

@@ -19,6 +19,7 @@ from hedgerow.platform.config.registries import algorithm_class
 from hedgerow.platform.config.teacher_section import Teacher
 from hedgerow.platform.runs.runner import run as run_file
 from hedgerow.platform.runtime.factory import build_algorithms, check
+from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.formatting import summary_table
 from hedgerow.platform.tracking.summary import summarise
 from hedgerow.searchspaces.extra.table_file import find_rows
@@ -150,8 +151,11 @@ def test_a_teacher_does_not_change_while_others_learn_from_it(tmp_path):
     with pytest.raises(UserError, match=r"task.teacher.run: the model of .* is not the one from which .* learns"):
         hedgerow.resume(finished.folder.path, show=False)
     first.update(status="running")
-    with pytest.raises(UserError, match=r"task.teacher.run: .* is still running, so its model changes; let it finish"):
+    still = r"task.teacher.run: .* is still running, so its model changes; let it finish"
+    with RunLock(first.path), pytest.raises(UserError, match=still):
         check(student(tmp_path, first), None)
+    # A run whose process was killed changes no more.
+    check(student(tmp_path, first), None)
 
 
 def test_a_run_that_scores_its_model_through_other_layers_cannot_teach(tmp_path):

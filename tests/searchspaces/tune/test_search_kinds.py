@@ -90,6 +90,7 @@ def test_every_kind_is_a_class_in_a_file_of_its_own_and_stands_in_the_table():
     for name in SEARCH_KINDS:
         kind = KINDS.resolve(name)
         assert issubclass(kind, SearchKind)
+        assert kind.build is not SearchKind.build
         section = KINDS.section(name)
         assert section.model_fields["kind"].default == name
         tree = ast.parse(Path(importlib.import_module(kind.__module__).__file__).read_text())
