@@ -46,7 +46,8 @@ print(json.dumps([forks.pid, os.getpgrp(), seen, later, left]))
 
 
 @pytest.mark.parametrize(
-    "ray_first", [pytest.param(True, marks=pytest.mark.exhaustive, id="ray-first"), pytest.param(False, id="forked")]
+    "ray_first",
+    [pytest.param(True, marks=pytest.mark.exhaustive("processes"), id="ray-first"), pytest.param(False, id="forked")],
 )
 def test_rays_processes_are_forked_with_the_place_and_the_variables_of_the_command(tmp_path, ray_first):
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
