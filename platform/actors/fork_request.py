@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 
-def is_forked(path: str, arguments: list[str]) -> bool:
+def run_forked(path: str, arguments: list[str]) -> bool:
     """Send arguments, environment, working directory, limit of open files and standard streams; returns whether a
     process runs with them.
     """
@@ -28,5 +28,5 @@ def is_forked(path: str, arguments: list[str]) -> bool:
         return False
 
 
-if __name__ == "__main__" and not is_forked(sys.argv[1], sys.argv[2:]):
+if __name__ == "__main__" and not run_forked(sys.argv[1], sys.argv[2:]):
     os.execv(sys.executable, [sys.executable, *sys.argv[2:]])

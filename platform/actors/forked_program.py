@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import resource
 import runpy
 import signal
 import socket
@@ -26,6 +25,9 @@ FIRST_TO_END = "1000"
 
 def run_program(request: socket.socket) -> NoReturn:
     """Run the program that a request names, see `fork_request`, and end this process, without functions of `atexit`."""
+    # Not on Windows, where nothing is forked.
+    import resource
+
     code = 1
     try:
         message, streams, _, _ = socket.recv_fds(request, LARGEST, 3)

@@ -206,12 +206,18 @@ def test_a_run_in_two_processes_continues_in_one_with_the_same_bits(tmp_path):
     assert without_clock(finished) == without_clock(calm)
 
 
-def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
+def interrupted_search(tmp_path):
+    """Folder of a grid search that was interrupted before its first trial."""
     space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}
     plan = parse_search({**FILE, "search": space, "output": str(tmp_path)})
     with new_run(plan.experiment, None, plan.dump()) as (folder, _):
         settings = decisive_settings(plan.experiment, "cpu", plan.search.model_dump(mode="json"))
         folder.update(kind="search", status="interrupted", settings=settings)
+    return folder
+
+
+def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
+    folder = interrupted_search(tmp_path)
     text = folder.experiment.read_text()
     for old, new, said in [
         ("- 0.2", "- 0.3", r"search.space.algorithm.lr.grid \(.* differs from what it started with"),
@@ -224,11 +230,8 @@ def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
 
 
 def test_a_trial_that_has_started_keeps_its_configuration(tmp_path):
-    space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}
-    plan = parse_search({**FILE, "search": space, "output": str(tmp_path)})
-    with new_run(plan.experiment, None, plan.dump()) as (folder, _):
-        settings = decisive_settings(plan.experiment, "cpu", plan.search.model_dump(mode="json"))
-        folder.update(kind="search", status="interrupted", settings=settings)
+    folder = interrupted_search(tmp_path)
+    settings = folder.record()["settings"]
     trial = expert_folder(folder.path, 1)
     trial.path.mkdir(parents=True)
     trial.update(name="001", status="interrupted", overrides={"algorithm.lr": 0.2})
