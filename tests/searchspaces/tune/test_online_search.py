@@ -178,9 +178,11 @@ def assert_same(first: FinishedSearch, second: FinishedSearch) -> None:
     assert journals[0] == journals[1]
     states = [DeployedState.read(one.folder.path / "deployed") for one in (first, second)]
     assert (states[0].round, states[0].weights) == (states[1].round, states[1].weights)
-    leaves = [flatten(state.models) for state in states]
-    assert leaves[0].keys() == leaves[1].keys()
-    assert all(np.array_equal(leaf, leaves[1][key]) for key, leaf in leaves[0].items())
+    assert states[0].models.keys() == states[1].models.keys()
+    for expert, model in states[0].models.items():
+        leaves, others = flatten(model), flatten(states[1].models[expert])
+        assert leaves.keys() == others.keys()
+        assert all(np.array_equal(leaf, others[name]) for name, leaf in leaves.items())
 
 
 def _rounds(folder: Path) -> int:
