@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hedgerow.algorithms.core.pytree import Tree, tree_map
+from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.actors.forked_program import run_program
 from hedgerow.platform.actors.small_messages import message_of, pack, receive, send, unpack
 from hedgerow.platform.actors.surroundings import Surroundings
@@ -44,7 +44,7 @@ from hedgerow.platform.runtime.aggregation import sum_trees
 from hedgerow.platform.runtime.coordinator import worker_arguments
 from hedgerow.platform.runtime.process import init_process
 from hedgerow.platform.runtime.state_store import MappedMemory
-from hedgerow.platform.runtime.transport import Answer
+from hedgerow.platform.runtime.transport import Answer, arrays_of
 from hedgerow.platform.runtime.worker import Worker
 
 BUFFER = 2**22
@@ -365,7 +365,7 @@ class Forked:
         self.call(worker, "load_run", self._load)
 
     def publish(self, trees: list[Tree]) -> Any:
-        return message_of([tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees])
+        return message_of(arrays_of(trees))
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
         connection = self.processes[worker].connection

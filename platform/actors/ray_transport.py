@@ -31,7 +31,7 @@ from hedgerow.platform.runtime.coordinator import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
 from hedgerow.platform.runtime.shards import ObjectsLost, WorkShard
 from hedgerow.platform.runtime.state_store import MappedMemory, release_maps
-from hedgerow.platform.runtime.transport import Answer
+from hedgerow.platform.runtime.transport import Answer, arrays_of
 from hedgerow.platform.runtime.worker import Worker
 
 SMALL = 100_000
@@ -166,8 +166,9 @@ class RayTransport:
 
     def publish(self, trees: list[Tree]) -> Any:
         """See Transport. In the object store, once, or pickled if storing them would cost more than it saves."""
-        arrays = [tree_map(lambda leaf: np.asarray(leaf.numpy(), order="C"), tree) for tree in trees]
-        return pack(arrays) if sum(map(_size, arrays)) < SMALL else ray.put(arrays)
+        arrays = arrays_of(trees)
+        sizes = {id(leaf): leaf.nbytes for tree in arrays for leaf in leaves(tree)}
+        return pack(arrays) if sum(sizes.values()) < SMALL else ray.put(arrays)
 
     def call(self, worker: int, method: str, arguments: tuple[Any, ...], shared: Any = None) -> None:
         shards = arguments[0] if shared is not None else []

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
-from hedgerow.algorithms.core.pytree import Tree
+from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.platform.runtime.aggregation import sum_trees
 from hedgerow.platform.runtime.state_store import MappedMemory, Memory
 from hedgerow.platform.runtime.worker import Worker
@@ -61,6 +62,18 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End all workers."""
+
+
+def arrays_of(trees: list[Tree]) -> list[Tree]:
+    """NumPy arrays of trees of tensors. A tensor that several trees have is one array, which a message has once."""
+    arrays: dict[int, np.ndarray] = {}
+
+    def array_of(leaf: Tensor) -> np.ndarray:
+        if id(leaf) not in arrays:
+            arrays[id(leaf)] = np.asarray(leaf.numpy(), order="C")
+        return arrays[id(leaf)]
+
+    return [tree_map(array_of, tree) for tree in trees]
 
 
 class InProcess:

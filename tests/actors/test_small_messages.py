@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hedgerow.platform.actors.small_messages import HEAD, LARGE, PARTS, message_of, receive, send
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.runtime.transport import arrays_of
 
 VALUES = {
     "no arrays": ("method", {"a": 1}, [None, "text"]),
@@ -47,6 +49,18 @@ def test_arrays_that_arrive_are_aligned_and_may_be_changed(size):
                 assert array.ctypes.data % 64 == 0
                 assert (array == 1).all()
                 array += 1
+
+
+def test_a_tensor_of_several_trees_is_sent_once():
+    weight, bias = torch.rand(64, 30), torch.rand(30)
+    message = message_of(arrays_of([{"w": weight, "b": bias}, {"model": {"w": weight}, "b": bias + 1}]))
+    assert sum(part.nbytes for part in message.parts[1:]) == weight.nbytes + 2 * bias.nbytes
+    here, there = socket.socketpair()
+    with here, there:
+        send(here, message)
+        first, second = receive(there)
+    np.testing.assert_equal(first, {"w": weight.numpy(), "b": bias.numpy()})
+    np.testing.assert_equal(second, {"model": {"w": weight.numpy()}, "b": (bias + 1).numpy()})
 
 
 def files():
