@@ -7,6 +7,7 @@ from helpers import (
     Quadratics,
     SingleRun,
     blobs,
+    check_resuming,
     distance,
     identical,
     model,
@@ -256,17 +257,7 @@ def test_a_client_that_diverged_keeps_its_latest_model():
 
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_a_resumed_run_is_undisturbed(kind, tmp_path):
-    calm = ragged(kind, rounds=6, evaluation=BY_CLIENTS)
-    calmly = list(calm)
-    first = ragged(kind, folder=tmp_path, rounds=6, evaluation=BY_CLIENTS)
-    [next(first) for _ in range(3)]
-    first.save()
-    second = ragged(kind, folder=tmp_path, rounds=6, evaluation=BY_CLIENTS)
-    rest = list(second)
-    assert identical(model(calm), model(second))
-    assert identical(calm.server["client_average"], second.server["client_average"])
-    clockless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (calmly[3:], rest)]
-    assert clockless[0] == clockless[1]
+    check_resuming(lambda folder: ragged(kind, folder=folder, rounds=6, evaluation=BY_CLIENTS), 3, tmp_path)
 
 
 # ---- ending at the targets ------------------------------------------------------------------------------------------
