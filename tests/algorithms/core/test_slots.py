@@ -18,6 +18,7 @@ from helpers import (
     run_inline,
     slots_of,
     small_task,
+    without_clock,
 )
 from mode_models import NORMED
 from pydantic import Field
@@ -65,10 +66,6 @@ def run(kind, mode=VMAP, rounds=4, folder=None, **section):
     return run_inline(kind, small_task(DATA), DATA, CLIENTS, own | section, folder, **settings)
 
 
-def clockless(records):
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
-
-
 # ---- empty slots, weighting, server optimisers -----------------------------------------------------------------------
 
 
@@ -79,7 +76,7 @@ def test_empty_slots_change_no_bit(name, mode):
     (learner,), worker = slotted.servers, slotted.worker
     learner.algorithm = compose(learner.algorithm.inner, slots_of({}))
     worker.algorithms = [compose(worker.algorithms[0].inner, slots_of({}))]
-    assert clockless(bare) == clockless(slotted)
+    assert without_clock(bare) == without_clock(slotted)
     assert identical(flatten(bare.server), flatten(slotted.server))
 
 
@@ -102,7 +99,7 @@ def test_server_optimizers_are_those_inside_the_algorithm(name, optimizer):
             return {"w": w, "optimizer": memory}
 
     inside, around = run(Before), run(name, aggregation={"server_optimizer": optimizer})
-    assert clockless(inside) == clockless(around)
+    assert without_clock(inside) == without_clock(around)
     assert identical(flatten(inside.server), flatten(around.server))
 
 
@@ -124,7 +121,7 @@ def test_weights_by_samples_are_those_of_the_exchange(name):
                 )
 
     inside, around = run(Before), run(name, aggregation={"weighting": "samples"})
-    assert clockless(inside) == clockless(around)
+    assert without_clock(inside) == without_clock(around)
     assert identical(flatten(inside.server), flatten(around.server))
     assert identical(flatten(around.server), flatten(run_to_end(name).server))
     assert distance(around.server["w"], run_to_end(name, **UNIFORM).server["w"]) > 1e-4
