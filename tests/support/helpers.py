@@ -251,6 +251,17 @@ def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def set_paths(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Values of a file with settings such as task__data={...}; returns the values."""
+    for path, value in settings.items():
+        node = values
+        *sections, last = path.split("__")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return values
+
+
 def without_clock(records: Iterable[RoundRecord]) -> list[RoundRecord]:
     """Records without the time that they took."""
     return [{name: value for name, value in record.items() if name != "seconds"} for record in records]

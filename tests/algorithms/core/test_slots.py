@@ -69,6 +69,7 @@ def run(kind, mode=VMAP, rounds=4, folder=None, **section):
 # ---- empty slots, weighting, server optimisers -----------------------------------------------------------------------
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd", "feddyn", "scaffold", "fedsplit"])
 def test_empty_slots_change_no_bit(name, mode):
@@ -83,6 +84,7 @@ def test_empty_slots_change_no_bit(name, mode):
 OPTIMIZERS = [{"lr": 0.5, "momentum": 0.9}, {"optimizer": "adam", "lr": 0.1}, {"optimizer": "yogi", "momentum": 0.5}]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsgd"])
 def test_server_optimizers_are_those_inside_the_algorithm(name, optimizer):

@@ -171,6 +171,7 @@ def test_the_learning_rate_decays_every_so_many_rounds():
     assert [hyper.at(t).lr for t in (1, 50, 51, 100, 101)] == [0.4, 0.4, 0.2, 0.2, 0.1]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", STATEFUL)
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_loop_equals_vmap(kind, clip):

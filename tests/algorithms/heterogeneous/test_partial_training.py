@@ -59,6 +59,7 @@ def test_a_resumed_run_is_undisturbed(name, tmp_path):
     check_resuming(lambda folder: run(name, folder=folder), 2, tmp_path)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("average", ["holders", "all"])
 def test_whole_models_are_fedavg(name, average):

@@ -73,6 +73,7 @@ def test_a_resumed_run_is_undisturbed(name, more, tmp_path):
     check_resuming(lambda folder: run(name, folder=folder, **more), 2, tmp_path)
 
 
+@pytest.mark.grid
 @methods
 @pytest.mark.parametrize("average", ["holders", "all"])
 def test_dense_clients_are_those_of_heterofl(name, more, average):

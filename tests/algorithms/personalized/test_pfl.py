@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from families import DEALT
-from helpers import SingleRun, blobs, check_resuming, distance, identical, model, run_inline, small_task
+from helpers import SingleRun, blobs, check_resuming, distance, identical, model, run_inline, set_paths, small_task
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
@@ -204,13 +204,7 @@ def parsed(**changes):
         "task": {"data": {"name": "digits"}, "partition": {"kind": "acid", **DEALT}, "model": {"name": "mlp"}},
         "algorithm": {"name": "pfldyn"},
     }  # fmt: skip
-    for path, value in changes.items():
-        *sections, last = path.split("__")
-        node = values
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[last] = value
-    return parse_experiment(values)
+    return parse_experiment(set_paths(values, changes))
 
 
 @pytest.mark.parametrize(
