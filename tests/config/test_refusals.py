@@ -39,6 +39,7 @@ def refused(command: list[str]) -> str:
     return line
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("bomb", [LISTS, SECTIONS, MERGES], ids=["lists", "sections", "merge keys"])
 @pytest.mark.parametrize("command", ["run", "show", "plan", "search"])
 def test_aliases_that_repeat_too_much_are_refused(bomb, command, tmp_path):
@@ -181,6 +182,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("command", [["report"], ["compare"], ["resume"], ["push"]], ids=lambda words: words[0])
 @pytest.mark.parametrize(("content", "sentence"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_a_damaged_run_json_is_named_with_the_fix(command, content, sentence, finished, tmp_path):

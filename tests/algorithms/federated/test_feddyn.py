@@ -210,6 +210,7 @@ def test_newton_solves_the_local_problem_exactly(mode):
 # ---- traffic --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("kind", "units"), [(FedAvg, 1), (FedProx, 1), (FedDyn, 1), (FedSplit, 1), (Scaffold, 2)])
 @pytest.mark.parametrize("reported", ["server", "clients"])
 def test_traffic_is_two_models_per_client_and_scaffolds_is_twice_that(kind, units, reported):
