@@ -23,9 +23,7 @@ SKEWED = 10
 """The scale of sizes is logarithmic if the largest client has this many times the median of the clients' samples."""
 
 
-def draw_partition(
-    partition: Partition, labels: np.ndarray, class_names: tuple[str, ...], path: Path, title: str = ""
-) -> list[Path]:
+def draw_partition(partition: Partition, labels: np.ndarray, class_names: tuple[str, ...], path: Path) -> list[Path]:
     """Draw the samples by client and class as a heat map, and a histogram of client sizes, as PNG and SVG.
 
     Of many clients, some of every size are shown, ordered by size; of many classes, the most frequent ones.
@@ -37,7 +35,7 @@ def draw_partition(
         classes = np.sort(np.argsort(-counts.sum(0), kind="stable")[:NAMED])
         of_classes = f" (the {NAMED} most frequent of {len(class_names)})"
     shown, names = counts[clients][:, classes], [class_names[label] for label in classes]
-    title = title or f"{len(counts)} clients by class, at most {shown.max()} samples"
+    title = f"{len(counts)} clients by class, at most {shown.max()} samples"
     picture = heat(title, shown.tolist(), names, f"client{of_clients}", f"class{of_classes}")
     sizes = _histogram("sizes", partition.sizes, "samples per client")
     return save(figure([picture, sizes], titles=True, width=6), path)
@@ -54,11 +52,10 @@ def _shown_clients(sizes: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def draw_coverage(
-    partition: Partition, labels: np.ndarray, class_names: tuple[str, ...], path: Path, title: str = ""
+    partition: Partition, labels: np.ndarray, class_names: tuple[str, ...], path: Path, title: str
 ) -> list[Path]:
     """Draw how many clients need how many classes to cover 40, 60 and 80 % of their samples (thesis, figure A.3)."""
     counts = partition.label_counts(labels, len(class_names))
-    title = title or f"{len(counts)} clients"
     charts = [
         _histogram(title, coverage(counts, share), f"classes that cover {short_percent(share)} of the samples")
         for share in (0.4, 0.6, 0.8)

@@ -42,7 +42,7 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task(self.name, total=self.rounds, figures="starting")
         else:
-            self._print(f"{self.rounds} rounds")
+            print_line(self.console, self.name, f"{self.rounds} rounds")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,20 +57,13 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a note about the work after the last round."""
-        self._print(text)
+        print_line(self.console, self.name, text)
 
     def _show(self, done: int, figures: str) -> None:
         if self.console.is_terminal:
             self._bar.update(self._task, completed=done, figures=figures)
         elif done in (1, self.rounds) or done % max(1, self.rounds // 10) == 0:
-            self._print(f"round {done}/{self.rounds}  {figures}")
-
-    def _print(self, line: str) -> None:
-        if self.console.is_terminal:
-            # Above the bar.
-            self.console.print(f"{self.name}: {line}", highlight=False, markup=False)
-        else:
-            print(f"{self.name}: {line}", file=self.console.file, flush=True)
+            print_line(self.console, self.name, f"round {done}/{self.rounds}  {figures}")
 
     def _figures(self, record: RoundRecord) -> str:
         parts = []
@@ -85,6 +78,14 @@ class Progress:
         if rounds and seconds > 0:
             parts.append(f"{rounds / seconds:.1f} rounds/s")
         return "  ".join(parts)
+
+
+def print_line(console: Console, name: str, line: str) -> None:
+    """Print a line about a run or a search: on a terminal, above its bar or table."""
+    if console.is_terminal:
+        console.print(f"{name}: {line}", highlight=False, markup=False)
+    else:
+        print(f"{name}: {line}", file=console.file, flush=True)
 
 
 def closing_table(runs: list[tuple[str, dict[str, Any]]], console: Console | None = None) -> None:

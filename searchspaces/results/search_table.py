@@ -12,6 +12,7 @@ from rich.text import Text
 from hedgerow.platform.common.numbers import TRANSMISSIONS, name_of, number, percent, unit_of
 from hedgerow.platform.common.table import Table, wide_console
 from hedgerow.platform.storage.history import RoundRecord
+from hedgerow.platform.ui.terminal import print_line
 from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
 from hedgerow.searchspaces.results.trials import Row, trial_table
 from hedgerow.searchspaces.spaces.smoothing import smoothed
@@ -116,11 +117,7 @@ class SearchTable:
         self._print(text)
 
     def _print(self, line: str) -> None:
-        if self.console.is_terminal:
-            # Above the table.
-            self.console.print(f"{self.name}: {line}", highlight=False, markup=False)
-        else:
-            print(f"{self.name}: {line}", file=self.console.file, flush=True)
+        print_line(self.console, self.name, line)
 
     def _sweep_line(self) -> str:
         line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials{self._left()}"

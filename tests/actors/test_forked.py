@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from families import POISON
+from helpers import without_clock
 from processes import hedgerow, outcome
 from ray_runs import small
 
@@ -36,7 +37,7 @@ def in_one_process(tmp_path: Path, experiment, parts: int) -> list[dict]:
     """Records of the experiment with all parts of the work in this process."""
     data = check(experiment, None)
     coordinator = build_coordinator([experiment], *data, [tmp_path / "alone" / "checkpoints"], parts=parts)
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in coordinator.advance(1e6)[0]]
+    return without_clock(coordinator.advance(1e6)[0])
 
 
 def folder_of(tmp_path: Path) -> Path:

@@ -50,6 +50,8 @@ def test_what_does_not_fit_the_data_is_refused(old, new, expected, tmp_path, mon
     assert expected in refuse(GOOD.replace(old, new, 1), tmp_path)
 
 
+# Each of them is read in tests/config.
+@pytest.mark.grid(keep=20)
 @pytest.mark.parametrize(("text", "fragments"), [bad[1:] for bad in BAD_FILES], ids=[bad[0] for bad in BAD_FILES])
 def test_a_bad_file_ends_in_exit_code_2(text, fragments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

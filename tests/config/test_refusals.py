@@ -14,9 +14,10 @@ from pydantic import BaseModel
 
 from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config import yaml_reader
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment, parse_experiment
-from hedgerow.platform.config.yaml_reader import REPEATED, parse_yaml
+from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.ui.explained_experiment import complete
@@ -39,6 +40,7 @@ def refused(command: list[str]) -> str:
     return line
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("bomb", [LISTS, SECTIONS, MERGES], ids=["lists", "sections", "merge keys"])
 @pytest.mark.parametrize("command", ["run", "show", "plan", "search"])
 def test_aliases_that_repeat_too_much_are_refused(bomb, command, tmp_path):
@@ -56,12 +58,13 @@ def test_aliases_of_an_override_are_counted_too(tmp_path):
         load_experiment(tmp_path / "file.yaml", [f"task.model.hidden=[{', '.join(parts)}]"])
 
 
-def test_large_files_without_repetition_are_read(tmp_path):
-    rates = [n / 1e6 for n in range(1, 2001)]
+def test_large_files_without_repetition_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(yaml_reader, "REPEATED", 1000)
+    rates = [n / 1e6 for n in range(1, 1101)]
     (tmp_path / "file.yaml").write_text(GOOD + f"search: {{kind: grid, space: {{algorithm.lr: {rates}}}}}\n")
-    assert len(load_search(tmp_path / "file.yaml").configurations) == 2000
-    values, _ = parse_yaml(f"[{', '.join(['1'] * (REPEATED + 10))}]", str)
-    assert len(values) == REPEATED + 10
+    assert len(load_search(tmp_path / "file.yaml").configurations) == 1100
+    with pytest.raises(UserError, match="repeat more than 1,000 values"):
+        parse_yaml(f"{{x: &x [{', '.join(['1'] * 600)}], y: [*x, *x]}}", str)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +184,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("command", [["report"], ["compare"], ["resume"], ["push"]], ids=lambda words: words[0])
 @pytest.mark.parametrize(("content", "sentence"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_a_damaged_run_json_is_named_with_the_fix(command, content, sentence, finished, tmp_path):

@@ -154,7 +154,7 @@ def test_the_table_and_the_picture(tmp_path):
     png, svg = draw_partition(partition, MNIST_LIKE, names, tmp_path / "picture")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "client (100 of 130, ordered by size)" in svg.read_text()
-    png, svg = draw_coverage(partition, MNIST_LIKE, names, tmp_path / "coverage")
+    png, svg = draw_coverage(partition, MNIST_LIKE, names, tmp_path / "coverage", "clients")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "classes that cover 80 % of the samples" in svg.read_text()
 

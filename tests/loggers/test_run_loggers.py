@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from families import INLINE
+from helpers import without_clock
 from ray_runs import small
 from searches import plan
 from tensorboardX.proto.event_pb2 import Event
@@ -171,10 +172,6 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 @pytest.fixture(autouse=True)
 def fresh():
     CALLS.clear()
-
-
-def without_clock(records):
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
 def test_a_callback_follows_the_run_and_cannot_change_it(tmp_path):

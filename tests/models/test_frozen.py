@@ -3,6 +3,7 @@
 import mlflow
 import pytest
 import torch
+from helpers import without_clock
 
 import hedgerow
 from hedgerow.algorithms.core.pytree import flatten
@@ -68,10 +69,6 @@ def done(tmp_path, *args, **kwargs):
     while not coordinator.done:
         coordinator.next_round()
     return coordinator.servers[0], coordinator.executor.transport.built[0].algorithms[0].task.module
-
-
-def without_clock(history):
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
 
 
 @pytest.mark.parametrize("name", METHODS)

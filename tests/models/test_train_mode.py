@@ -73,8 +73,13 @@ def state_of(wanted, rounds=2):
 
 def close(a, b, tolerance=1e-5):
     assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=f"{name} differs")
+    has(a, b, tolerance)
+
+
+def has(state, expected, tolerance=1e-5):
+    """The entries of a state that are expected have their values."""
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=tolerance, atol=tolerance, msg=f"{name} differs")
 
 
 # ---- batch norm ------------------------------------------------------------------------------------------------------
@@ -133,6 +138,7 @@ def test_a_round_of_fedavg_with_batch_norm_is_that_of_plain_torch(mode, weightin
     assert int(server["buffers"]["2.num_batches_tracked"]) == round(batches)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("size", [7, 8], ids=["full", "padded"])
 @pytest.mark.parametrize("buffers", ["average", "local", "ignore"])
 @pytest.mark.parametrize("model", ["Normed", "NormedImages"])
@@ -238,10 +244,9 @@ class Evaluated(Normed):
 def test_a_mini_batch_of_one_sample_is_normalised_by_the_running_statistics(mode):
     """A single value per channel has no variance, and torch refuses to train on it."""
     wanted = experiment("Normed", mode=mode, hyper={"batch_size": 1, "epochs": 1})
-    state = state_of(wanted, 1)
-    assert torch.equal(state["buffers/2.running_mean"], torch.zeros(8))
-    for name, value in of_plain_torch(wanted, Evaluated).items():
-        torch.testing.assert_close(state[f"w/{name}"], value, rtol=1e-5, atol=1e-5)
+    state = done(wanted, 1).servers[0].state
+    assert torch.equal(state["buffers"]["2.running_mean"], torch.zeros(8))
+    has(state["w"], of_plain_torch(wanted, Evaluated))
 
 
 # ---- random numbers --------------------------------------------------------------------------------------------------
@@ -250,9 +255,7 @@ def test_a_mini_batch_of_one_sample_is_normalised_by_the_running_statistics(mode
 @pytest.mark.parametrize("model", ["Dropped", "NormedImages", "Attentive", "Rectified", "Recurrent"])
 def test_a_round_in_a_loop_is_that_of_plain_torch_with_the_same_seeds(model):
     wanted = experiment(model)
-    found = state_of(wanted, 1)
-    for name, value in of_plain_torch(wanted, getattr(mode_models, model)).items():
-        torch.testing.assert_close(found[f"w/{name}"], value, rtol=1e-5, atol=1e-5)
+    has(done(wanted, 1).servers[0].state["w"], of_plain_torch(wanted, getattr(mode_models, model)))
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
@@ -391,14 +394,14 @@ def lazily():
     return net
 
 
-@pytest.mark.parametrize(("model", "make"), [("Remembering", mode_models.Remembering), ("Counting", lazily)])
+@pytest.mark.parametrize(
+    ("model", "make"),
+    [("Remembering", mode_models.Remembering), ("Counting", lazily), ("HookedTensor", mode_models.HookedTensor)],
+)
 @pytest.mark.parametrize("mode", ["loop", "auto"])
 def test_each_client_begins_with_the_attributes_of_a_new_model(model, make, mode):
     wanted = experiment(model, mode=mode)
-    expected = of_plain_torch(wanted, make, 2)
-    found = done(wanted, 2).servers[0].state["w"]
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+    has(done(wanted, 2).servers[0].state["w"], of_plain_torch(wanted, make, 2))
 
 
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
@@ -437,16 +440,7 @@ def test_parameters_that_calls_change_are_those_of_plain_torch_and_evaluations_c
     make = partial(getattr(mode_models, model), **args)
     for evaluation in ({"every": 1}, {"every": 9}):
         wanted = experiment(model, args=args, mode="auto", evaluation=evaluation)
-        found = done(wanted, 2).servers[0].state["w"]
-        for name, value in of_plain_torch(wanted, make, 2).items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
-
-
-def test_state_that_gradients_change_is_that_of_plain_torch():
-    expected = of_plain_torch(experiment("HookedTensor"), mode_models.HookedTensor, 2)
-    found = done(experiment("HookedTensor"), 2).servers[0].state["w"]
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+        has(done(wanted, 2).servers[0].state["w"], of_plain_torch(wanted, make, 2))
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
@@ -454,12 +448,10 @@ def test_state_that_gradients_change_is_that_of_plain_torch():
 def test_a_buffer_that_every_call_changes_counts_training_alone(mode, with_gradients):
     args = {"with_gradients": with_gradients}
     wanted = experiment("Calls", mode=mode, args=args, evaluation={"every": 1})
-    expected = of_plain_torch(wanted, partial(mode_models.Calls, **args))
     server = done(wanted, 1).servers[0].state
     # Two epochs of three mini-batches.
     assert float(server["buffers"]["n"]) == 6
-    for name, value in expected.items():
-        torch.testing.assert_close(server["w"][name], value, rtol=1e-5, atol=1e-5)
+    has(server["w"], of_plain_torch(wanted, partial(mode_models.Calls, **args)))
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
@@ -517,11 +509,9 @@ def test_a_padding_row_of_an_embedding_stays_as_it_is(mode):
     wanted = experiment("Tokens", mode=mode, args=args)
     coordinator = done(wanted, 2)
     assert coordinator.plans()["train/clients"]["mode"] == mode
-    expected = of_plain_torch(wanted, partial(mode_models.Tokens, **args), 2)
     found = coordinator.servers[0].state["w"]
     assert found["table.weight"][4].tolist() == [0.0] * 4
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+    has(found, of_plain_torch(wanted, partial(mode_models.Tokens, **args), 2))
 
 
 # ---- what runs in the loop, and what is refused ----------------------------------------------------------------------

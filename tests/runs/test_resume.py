@@ -13,13 +13,13 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from helpers import blobs, identical, model, partition, run_inline, small_task
+from helpers import blobs, check_resuming, partition, run_inline, small_task
 from processes import FILE, ROUNDS, hedgerow, outcome
 from toys import Stateful
 
 from hedgerow.cli import main
 from hedgerow.platform.config.experiment import EngineConfig
-from hedgerow.platform.storage.checkpoint import latest_checkpoint, prune, read_checkpoint, write_checkpoint
+from hedgerow.platform.storage.checkpoint import latest_checkpoint, write_checkpoint
 from hedgerow.platform.tracking.tracker import RunLog
 
 
@@ -76,18 +76,8 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(tmp_path, 
             Stateful, small_task(data), data, partition(np.full(8, 20), seed=0), hyper, folder, **settings
         )
 
-    calm = start(None)
-    list(calm)
-    first = start(tmp_path)
-    for _ in range(3):
-        next(first)
-    first.save()
     # Some clients take part for the first time after it, others have their states from the checkpoint.
-    second = start(tmp_path)
-    assert second.round == 3
-    list(second)
-    assert identical(model(second), model(calm))
-    assert list(model(second)) == list(model(calm))
+    check_resuming(start, 3, tmp_path)
 
 
 def test_resuming_what_is_no_run_is_refused(tmp_path):
@@ -103,23 +93,9 @@ def _checkpoint(folder: Path, round: int) -> Path:
     return target
 
 
-def test_a_checkpoint_reads_back(tmp_path):
-    server, progress = read_checkpoint(_checkpoint(tmp_path, 3))
-    assert progress == {"round": 3, "history": []}
-    assert server["optimizer"] == {}
-    assert server["w"]["a"].tolist() == [3, 3, 3]
-
-
-@pytest.mark.parametrize("damage", ["truncate", "remove", "garble"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
+def test_a_checkpoint_without_one_of_its_files_is_passed_over(tmp_path):
     good, bad = _checkpoint(tmp_path, 3), _checkpoint(tmp_path, 6)
-    file = bad / "server.safetensors"
-    if damage == "truncate":
-        file.write_bytes(file.read_bytes()[:-4])
-    elif damage == "remove":
-        file.unlink()
-    else:
-        (bad / "progress.json").write_text("{")
+    (bad / "server.safetensors").unlink()
     assert latest_checkpoint(tmp_path) == (good, ["round-00000006"])
 
 
@@ -130,13 +106,6 @@ def test_an_interrupted_write_leaves_no_checkpoint(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         write_checkpoint(tmp_path / "round-00000001", {"w": {"a": torch.zeros(1)}}, {"round": 1}, fail)
     assert latest_checkpoint(tmp_path) is None
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    for round in (1, 2, 3):
-        _checkpoint(tmp_path, round)
-    prune(tmp_path, 2)
-    assert [folder.name for folder in sorted(tmp_path.iterdir())] == ["round-00000002", "round-00000003"]
 
 
 def test_a_torn_last_line_of_metrics_is_left_out(tmp_path):

@@ -573,6 +573,8 @@ def test_compiled_it_learns_the_same():
 
 def test_the_largest_clients_go_first_to_whoever_has_the_least_to_do():
     assert longest_first(np.array([5, 5, 5, 5, 5]), 2).tolist() == [0, 1, 0, 1, 0]
+    # 9, 9, 5, 4, 2, 1 go to the one with less work, the first one if both have the same.
+    assert longest_first(np.array([5, 1, 9, 9, 2, 4]), 2).tolist() == [0, 0, 0, 1, 1, 1]
     sizes = np.array([1, 9, 2, 8, 3, 7])
     owner = longest_first(sizes, 3)
     assert [sizes[owner == worker].sum() for worker in range(3)] == [10, 10, 10]

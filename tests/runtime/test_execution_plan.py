@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from helpers import without_clock
 from ray_runs import hosts_coordinator, numbers, same, small
 from torch.torch_version import TorchVersion
 
@@ -39,10 +40,6 @@ def turn_over(cache: Path, known: set[Path] | None = None) -> None:
         mode, chunk = ("vmap", 3) if answer["best"]["mode"] == "loop" else ("loop", 1)
         discard(file)
         write_entry(file, answer | {"best": {"mode": mode, "chunk": chunk, "compiled": False}})
-
-
-def clockless(records: list[dict]) -> list[dict]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
 @pytest.mark.grid(keep=1)
@@ -113,7 +110,7 @@ def test_experts_of_a_trial_keep_their_plans(tmp_path, cache):
     second.run_round()
     assert first.executor.plans.known == second.executor.plans.known
     for one, other in zip(first.servers, second.servers, strict=True):
-        assert clockless(one.history) == clockless(other.history)
+        assert without_clock(one.history) == without_clock(other.history)
     assert [json.loads((folder / "run.json").read_text()) for folder in folders] == recorded
 
 

@@ -3,14 +3,13 @@
 import time
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from losses import Losing, coordinator, experiment, outcome
 
 from hedgerow.platform.runtime import executor
-from hedgerow.platform.runtime.shards import ObjectsLost, longest_first
+from hedgerow.platform.runtime.shards import ObjectsLost
 from hedgerow.platform.runtime.transport import Answer
 
 ALGORITHMS = ["fedavg", "scaffold", "feddyn", "ditto", "toys.Narrow", "toys.Stateful"]
@@ -217,11 +216,3 @@ def test_a_worker_that_does_not_answer_is_replaced_and_reported(tmp_path):
     run.executor.transport = Silent(run.executor.transport)
     assert outcome(run) == calm
     assert run.notices == ["worker 1 did not answer for 0.3 s (resources.timeout) and was replaced"]
-
-
-def test_clients_are_dealt_by_size_alone():
-    sizes = np.array([5, 1, 9, 9, 2, 4])
-    part = longest_first(sizes, 2)
-    # By hand: 9, 9, 5, 4, 2, 1 go to the part with less work, the first one if both have the same.
-    assert part.tolist() == [0, 0, 0, 1, 1, 1]
-    assert longest_first(np.full(5, 3), 2).tolist() == [0, 1, 0, 1, 0]

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 from families import EVERYTHING
-from helpers import blobs, check_resuming, distance, experiment, identical, model, partition, run_inline, small_task
+from helpers import (
+    blobs,
+    check_resuming,
+    distance,
+    experiment,
+    identical,
+    model,
+    partition,
+    run_inline,
+    small_task,
+    without_clock,
+)
 from packs import pack
 from searches import one_after_the_other, plan
 from toys import Stacker, Stateful, TwoPhases
@@ -35,10 +46,6 @@ def simulation(**values) -> Simulation:
 
 def cohort(clients: int, round: int = 1, seed: int = 0) -> Cohort:
     return Cohort(round, np.arange(clients), np.ones(clients, int), clients, seed=seed)
-
-
-def without_clock(records: list[dict]) -> list[dict]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
 def inline(algorithm, hyper=None, clients=RAGGED, **settings):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers import without_clock
 from numpy.testing import assert_allclose
 
 from hedgerow.algorithms.core.messages import Predictions
@@ -51,9 +52,7 @@ def evaluated(case: str, mode: str, tmp_path, keeps: bool = True) -> tuple[list[
     coordinator.on_round = lambda variant, server: predictions.append(server.predictions)
     for _ in range(ROUNDS):
         coordinator.run_round()
-    return [
-        {name: value for name, value in record.items() if name != "seconds"} for record in server.history
-    ], predictions
+    return without_clock(server.history), predictions
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import blobs
+from helpers import blobs, without_clock
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.platform.actors.session import ray_session
@@ -43,9 +43,7 @@ def records(spec, **more):
     coordinator = build_coordinator([experiment], *check(experiment, None), [None])
     while not coordinator.done:
         coordinator.next_round()
-    return [
-        {k: v for k, v in record.items() if k != "seconds"} for record in coordinator.servers[0].history
-    ], coordinator
+    return without_clock(coordinator.servers[0].history), coordinator
 
 
 def drawn(scheme, seed=0):
@@ -193,7 +191,7 @@ def test_runs_on_one_or_two_actors_and_resumed_runs_agree(tmp_path):
         coordinator = build_coordinator([experiment], *check(experiment, None), [folder / "checkpoints"])
         while coordinator.round < rounds:
             coordinator.run_round()
-    history = [{k: v for k, v in record.items() if k != "seconds"} for record in coordinator.servers[0].history]
+    history = without_clock(coordinator.servers[0].history)
     assert history == alone
 
 

@@ -148,10 +148,7 @@ STALE = {"dropped_out", "staleness_mean", "staleness_max", f"{COUNT}0"}
         (FedProx, HYPER | {"mu": 0.1}),
         (FedSGD, {"lr": 0.3}),
         (FedNova, HYPER),
-        (
-            FedAvg,
-            HYPER | {"aggregation": {"weighting": "samples", "server_optimizer": {"optimizer": "adam", "lr": 0.1}}},
-        ),
+        (FedAvg, HYPER | {"aggregation": {"weighting": "samples", "server_optimizer": ADAM}}),
         (FedAvg, HYPER | {"transforms": [{"kind": "clip", "norm": 0.1}]}),
     ],
 )

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, identical, model, partition, run_inline, small_task
+from helpers import blobs, identical, model, partition, run_inline, small_task, without_clock
 from processes import no_more_files
 from toys import Stateful
 
@@ -62,7 +62,7 @@ def left_after(run, *rounds: int) -> None:
 
 
 def clockless(run) -> list[dict]:
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.servers[0].history]
+    return without_clock(run.servers[0].history)
 
 
 def put(file: Path, raw: bytes) -> None:

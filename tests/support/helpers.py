@@ -1,6 +1,6 @@
 """Small tasks with known solutions, and shortcuts to run an algorithm on them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -251,6 +251,22 @@ def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def set_paths(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Values of a file with settings such as task__data={...}; returns the values."""
+    for path, value in settings.items():
+        node = values
+        *sections, last = path.split("__")
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return values
+
+
+def without_clock(records: Iterable[RoundRecord]) -> list[RoundRecord]:
+    """Records without the time that they took."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
 def check_resuming(start: Callable[[Any], SingleRun], saved: int, folder: Any) -> None:
     """Check that a run resumed after `saved` rounds ends like an undisturbed one. start: folder -> run."""
     calm = start(None)
@@ -262,5 +278,4 @@ def check_resuming(start: Callable[[Any], SingleRun], saved: int, folder: Any) -
     second = start(folder)
     rest = list(second)
     assert identical(flatten(calm.server), flatten(second.server))
-    clockless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (calmly[saved:], rest)]
-    assert clockless[0] == clockless[1]
+    assert without_clock(calmly[saved:]) == without_clock(rest)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from helpers import without_clock
+
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runtime.coordinator import Coordinator, build_coordinator, worker_arguments
 from hedgerow.platform.runtime.factory import check
@@ -72,5 +74,5 @@ def coordinator(
 def outcome(run: Coordinator) -> tuple:
     """Records without the clock, and the final parameters."""
     run.advance(1e6)
-    records = [{k: v for k, v in record.items() if k != "seconds"} for record in run.servers[0].history]
+    records = without_clock(run.servers[0].history)
     return records, {name: value.tobytes() for name, value in run.parameters().items()}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from helpers import without_clock
 from paths import SUPPORT
 from preloaded import PreloadedPython
 
@@ -44,9 +45,7 @@ def hedgerow(*arguments: str, **options) -> subprocess.Popen:
 
 def outcome(folder: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:
     """Metrics without the clock, and the final server state."""
-    records = [
-        {k: v for k, v in record.items() if k != "seconds"} for record in RunLog(folder / "metrics.jsonl").read()
-    ]
+    records = without_clock(RunLog(folder / "metrics.jsonl").read())
     return records, parse_tree((latest_checkpoint(folder / "checkpoints")[0] / "server.safetensors").read_bytes())["w"]
 
 

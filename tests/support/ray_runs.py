@@ -4,13 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from helpers import set_paths, without_clock
 
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.runs.finished_run import FinishedRun
 from hedgerow.platform.runs.runner import run
-
-DETERMINISTIC = ("seconds",)
 
 
 def small(output: Path, **settings) -> Experiment:
@@ -31,18 +30,12 @@ def small(output: Path, **settings) -> Experiment:
         "tracking": {"enabled": False},
         "output": str(output),
     }
-    for path, value in settings.items():
-        node = values
-        *sections, last = path.split("__")
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[last] = value
-    return parse_experiment(values)
+    return parse_experiment(set_paths(values, settings))
 
 
 def numbers(finished: FinishedRun) -> list[dict]:
     """The records without the clock."""
-    return [{k: v for k, v in record.items() if k not in DETERMINISTIC} for record in finished.records]
+    return without_clock(finished.records)
 
 
 def same(a: FinishedRun, b: FinishedRun) -> bool:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from unittest.mock import ANY
 
+from helpers import set_paths
+
 from hedgerow.platform.runs.runner import run
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds
 from hedgerow.searchspaces.hedge.weights import Hedge
@@ -31,13 +33,7 @@ def plan(output: Path, **settings) -> SearchSpec:
         "output": str(output),
         "search": {"kind": "hedge", "space": SPACE, "report_every": 2, "ahead": 2, "concurrency": 2},
     }
-    for path, value in settings.items():
-        node = values
-        *sections, last = path.split("__")
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[last] = value
-    return parse_search(values)
+    return parse_search(set_paths(values, settings))
 
 
 def one_after_the_other(plan: SearchSpec) -> list[dict]:

@@ -174,6 +174,7 @@ def test_an_attack_changes_the_run(kind):
 # ---- execution -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("algorithm", [FedAvg, Scaffold])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_loop_vmap_and_several_actors_agree(kind, algorithm):
@@ -183,6 +184,7 @@ def test_loop_vmap_and_several_actors_agree(kind, algorithm):
     close(end(attack, VMAP, rounds=3, kind=algorithm, shards=3), vmap)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rule", ["mean", "median"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_resumed_run_ends_like_an_undisturbed_one(kind, rule, tmp_path):

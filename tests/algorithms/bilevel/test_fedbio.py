@@ -6,6 +6,7 @@ from bilevel_runs import DATA, on_blobs
 from bilevels import Run, problem
 from families import RATES
 from helpers import SingleRun, check_resuming, distance
+from packs import check_pack
 
 from hedgerow.algorithms import ALGORITHMS
 from hedgerow.algorithms.bilevel.bilevel_algorithm import Bilevel
@@ -110,18 +111,7 @@ def test_experts_in_a_pack_are_what_they_are_alone(name):
     """Rates, ridge and momentum constants differ; the factor is resolved before the step."""
     changes = [{"lr": 0.2}, {"lr": 0.1, "ridge": 0.2, "u_lr": 0.05, "upper_lr_factor": 0.7}]
     changes[1] |= {"c": 0.3} if name == "fedbioacc" else {}
-    alone = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}) for change in changes]
-    for one in alone:
-        list(one)
-    learners = [on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}).servers[0] for change in changes]
-    config = learners[0].experiment.task.partition
-    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
-    algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
-    pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
-    while not pack.done:
-        next(pack)
-    for learner, one in zip(pack.servers, alone, strict=True):
-        assert distance(flatten(learner.state), flatten(one.server)) < 1e-5
+    check_pack(lambda change: on_blobs(name, kind_of(name), **{"upper_lr_factor": 0.5, **change}), changes, DATA, 1e-5)
 
 
 def test_wrong_labels_are_found():

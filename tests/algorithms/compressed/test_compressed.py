@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, distance, identical, partition, run_inline, small_task
+from helpers import blobs, check_resuming, distance, partition, run_inline, small_task
 
 from hedgerow.algorithms.core.pytree import count, flat, flatten, sub
 from hedgerow.algorithms.federated.fedavg import FedAvg
@@ -42,14 +42,7 @@ def test_loop_and_vmap_agree(name):
 
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_a_resumed_run_is_undisturbed(name, tmp_path):
-    calm = run(name, **COMPRESSED[name])
-    list(calm)
-    first = run(name, folder=tmp_path, **COMPRESSED[name])
-    [next(first) for _ in range(2)]
-    first.save()
-    second = run(name, folder=tmp_path, **COMPRESSED[name])
-    list(second)
-    assert identical(flatten(calm.server), flatten(second.server))
+    check_resuming(lambda folder: run(name, folder=folder, **COMPRESSED[name]), 2, tmp_path)
 
 
 def test_who_sends_everything_is_fedavg():

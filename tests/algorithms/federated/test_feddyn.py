@@ -7,6 +7,7 @@ from helpers import (
     Quadratics,
     SingleRun,
     blobs,
+    check_resuming,
     distance,
     identical,
     model,
@@ -170,6 +171,7 @@ def test_the_learning_rate_decays_every_so_many_rounds():
     assert [hyper.at(t).lr for t in (1, 50, 51, 100, 101)] == [0.4, 0.4, 0.2, 0.2, 0.1]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", STATEFUL)
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_loop_equals_vmap(kind, clip):
@@ -208,6 +210,7 @@ def test_newton_solves_the_local_problem_exactly(mode):
 # ---- traffic --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("kind", "units"), [(FedAvg, 1), (FedProx, 1), (FedDyn, 1), (FedSplit, 1), (Scaffold, 2)])
 @pytest.mark.parametrize("reported", ["server", "clients"])
 def test_traffic_is_two_models_per_client_and_scaffolds_is_twice_that(kind, units, reported):
@@ -256,17 +259,7 @@ def test_a_client_that_diverged_keeps_its_latest_model():
 
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_a_resumed_run_is_undisturbed(kind, tmp_path):
-    calm = ragged(kind, rounds=6, evaluation=BY_CLIENTS)
-    calmly = list(calm)
-    first = ragged(kind, folder=tmp_path, rounds=6, evaluation=BY_CLIENTS)
-    [next(first) for _ in range(3)]
-    first.save()
-    second = ragged(kind, folder=tmp_path, rounds=6, evaluation=BY_CLIENTS)
-    rest = list(second)
-    assert identical(model(calm), model(second))
-    assert identical(calm.server["client_average"], second.server["client_average"])
-    clockless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (calmly[3:], rest)]
-    assert clockless[0] == clockless[1]
+    check_resuming(lambda folder: ragged(kind, folder=folder, rounds=6, evaluation=BY_CLIENTS), 3, tmp_path)
 
 
 # ---- ending at the targets ------------------------------------------------------------------------------------------

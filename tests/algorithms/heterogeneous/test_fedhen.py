@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from exits import CLIENTS, DATA, LOCAL, algorithm, answered, run, task
-from helpers import dataset, distance, identical, partition, run_inline
+from helpers import check_resuming, dataset, distance, identical, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
@@ -242,15 +242,7 @@ def test_loop_and_vmap_agree(name):
 
 def test_a_resumed_run_is_undisturbed(tmp_path):
     settings = {"latest": True, "clients_per_round": 0.5, "rounds": 4}
-    calm = run("fedhen", **settings)
-    list(calm)
-    first = run("fedhen", folder=tmp_path, **settings)
-    [next(first) for _ in range(2)]
-    first.save()
-    second = run("fedhen", folder=tmp_path, **settings)
-    list(second)
-    for kind in ("simple", "complex"):
-        assert identical(calm.server["latest"][kind], second.server["latest"][kind])
+    check_resuming(lambda folder: run("fedhen", folder=folder, **settings), 2, tmp_path)
 
 
 def test_averages_of_latest_models():

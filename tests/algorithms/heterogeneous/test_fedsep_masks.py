@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, distance, identical, partition, run_inline
+from helpers import blobs, check_resuming, distance, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
@@ -175,15 +175,7 @@ def test_loop_and_vmap_agree(way):
 
 
 def test_a_resumed_run_is_undisturbed(tmp_path):
-    calm = run(rounds=4)
-    list(calm)
-    first = run(folder=tmp_path)
-    [next(first) for _ in range(2)]
-    first.save()
-    second = run(folder=tmp_path)
-    list(second)
-    assert identical(calm.server["w"], second.server["w"])
-    assert torch.equal(calm.server["age"], second.server["age"])
+    check_resuming(lambda folder: run(folder=folder), 2, tmp_path)
 
 
 def test_clients_of_full_capacity_are_fedavg():

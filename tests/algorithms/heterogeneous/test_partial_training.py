@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, distance, identical, partition, run_inline
+from helpers import blobs, check_resuming, distance, identical, partition, run_inline
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
@@ -56,16 +56,10 @@ def test_loop_and_vmap_agree(name, optimizer):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_resumed_run_is_undisturbed(name, tmp_path):
-    calm = run(name)
-    list(calm)
-    first = run(name, folder=tmp_path)
-    [next(first) for _ in range(2)]
-    first.save()
-    second = run(name, folder=tmp_path)
-    list(second)
-    assert identical(calm.server["w"], second.server["w"])
+    check_resuming(lambda folder: run(name, folder=folder), 2, tmp_path)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("average", ["holders", "all"])
 def test_whole_models_are_fedavg(name, average):

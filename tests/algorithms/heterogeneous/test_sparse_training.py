@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, distance, identical, partition, run_inline
+from helpers import blobs, check_resuming, distance, identical, partition, run_inline
 from torch import nn
 from torch.func import vmap
 from torch.nn import functional as F  # noqa: N812
@@ -70,16 +70,10 @@ def test_loop_and_vmap_agree(name, more, optimizer):
 
 @methods
 def test_a_resumed_run_is_undisturbed(name, more, tmp_path):
-    calm = run(name, **more)
-    list(calm)
-    first = run(name, folder=tmp_path, **more)
-    [next(first) for _ in range(2)]
-    first.save()
-    second = run(name, folder=tmp_path, **more)
-    list(second)
-    assert identical(calm.server["w"], second.server["w"])
+    check_resuming(lambda folder: run(name, folder=folder, **more), 2, tmp_path)
 
 
+@pytest.mark.grid
 @methods
 @pytest.mark.parametrize("average", ["holders", "all"])
 def test_dense_clients_are_those_of_heterofl(name, more, average):

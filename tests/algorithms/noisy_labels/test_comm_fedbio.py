@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers import SingleRun, check_resuming, distance, experiment
 from noisy import ALL, BASELINES, DATA, ESTIMATORS, SOLVERS, noisy
+from packs import check_pack
 
 from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.pytree import flatten
@@ -52,18 +53,7 @@ def test_some_clients_take_part_and_others_are_evaluated(name):
 
 def test_experts_in_a_pack_are_what_they_are_alone():
     changes = [{"lr": 0.2, "upper_lr": 0.3}, {"lr": 0.1, "upper_lr": 0.05, "ridge": 0.01, "damping": 0.1}]
-    alone = [noisy({**SOLVERS["two_round"], **change}) for change in changes]
-    for one in alone:
-        list(one)
-    learners = [noisy({**SOLVERS["two_round"], **change}).servers[0] for change in changes]
-    config = learners[0].experiment.task.partition
-    clients = config.draw(DATA.y_train, DATA.classes, None, 0)
-    algorithms = build_algorithms([learner.experiment for learner in learners], DATA, clients)
-    pack = SingleRun(learners, Worker(algorithms, DATA, clients, 0), [None, None])
-    while not pack.done:
-        next(pack)
-    for learner, one in zip(pack.servers, alone, strict=True):
-        assert distance(flatten(learner.state), flatten(one.server)) < 1e-4
+    check_pack(lambda change: noisy({**SOLVERS["two_round"], **change}), changes, DATA, 1e-4)
 
 
 # ---- what is transmitted (section 2.5) ------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def test_a_model_under_its_teachers_layer_says_what_that_layer_says():
     assert {type(layer) for layer in reusing.module.projector} == {nn.Conv2d, nn.GroupNorm, nn.ReLU}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mode", [("loop", 1), ("vmap", 2)], ids=["loop", "vmap"])
 @pytest.mark.parametrize(
     "side", [{"kind": "distillation"}, {"kind": "both"}, DISK, SIMKD, TOGETHER], ids=lambda side: side["kind"]

@@ -92,6 +92,7 @@ class Counting(Objective):
         return {"rounds": context}, {"participated": context}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])
 @pytest.mark.parametrize("method", [FedAvg, FedDyn, Scaffold, FedSplit])
 def test_an_objective_that_is_the_tasks_loss_changes_no_bit(method, engine):

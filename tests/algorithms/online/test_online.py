@@ -51,6 +51,7 @@ def final(coordinator: Coordinator, expert: int = 0) -> dict[str, torch.Tensor]:
 # ---- every learner ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("adapt", ["maml", "proto", "none"])
 @pytest.mark.parametrize("name", ONLINE)
 def test_loop_and_batch_learn_the_same(name, adapt):

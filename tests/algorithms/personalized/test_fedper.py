@@ -48,6 +48,7 @@ def samples(rows):
     return Batch(torch.from_numpy(DATA.x_train[rows]), torch.from_numpy(DATA.y_train[rows]))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("engine", [LOOP, VMAP], ids=["loop", "vmap"])
 @pytest.mark.parametrize(
     "slots",
@@ -148,6 +149,7 @@ def test_each_client_is_scored_with_its_own_head_or_the_initial_one():
     assert records[-1]["test_accuracy"] == pytest.approx(np.dot(accuracies, OWN) / OWN.sum())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "slots",
     [

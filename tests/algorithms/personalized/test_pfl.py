@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from families import DEALT
-from helpers import SingleRun, blobs, distance, identical, model, run_inline, small_task
+from helpers import SingleRun, blobs, check_resuming, distance, identical, model, run_inline, set_paths, small_task
 from torch import nn
 
 from hedgerow.algorithms.core.client_data import Batch
@@ -166,16 +166,7 @@ def test_loop_equals_vmap(kind, hyper):
 
 @pytest.mark.parametrize(("kind", "hyper"), [METHODS[0], METHODS[2]])
 def test_a_resumed_run_is_undisturbed(kind, hyper, tmp_path):
-    calm = ragged(kind, hyper, rounds=5, evaluation=BY_CLIENTS)
-    calmly = list(calm)
-    first = ragged(kind, hyper, tmp_path, rounds=5, evaluation=BY_CLIENTS)
-    [next(first) for _ in range(3)]
-    first.save()
-    second = ragged(kind, hyper, tmp_path, rounds=5, evaluation=BY_CLIENTS)
-    rest = list(second)
-    assert identical(model(calm), model(second))
-    clockless = [[{k: v for k, v in r.items() if k != "seconds"} for r in part] for part in (calmly[3:], rest)]
-    assert clockless[0] == clockless[1]
+    check_resuming(lambda folder: ragged(kind, hyper, folder, rounds=5, evaluation=BY_CLIENTS), 3, tmp_path)
 
 
 # ---- names of classes -----------------------------------------------------------------------------------------------
@@ -213,13 +204,7 @@ def parsed(**changes):
         "task": {"data": {"name": "digits"}, "partition": {"kind": "acid", **DEALT}, "model": {"name": "mlp"}},
         "algorithm": {"name": "pfldyn"},
     }  # fmt: skip
-    for path, value in changes.items():
-        *sections, last = path.split("__")
-        node = values
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[last] = value
-    return parse_experiment(values)
+    return parse_experiment(set_paths(values, changes))
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,7 @@ def last(run):
     return run, list(run)[-1]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -261,6 +262,7 @@ def test_equal_configurations_are_the_plain_run_bit_for_bit(name, mode, score):
     assert identical(flatten(plain.server), flatten(states))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("section", [{}, {"transforms": [{"kind": "clip", "norm": 0.5}]}], ids=["bare", "slots"])
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -300,6 +302,7 @@ def test_a_client_trains_with_the_values_that_it_drew_and_reports_the_error_of_i
         assert [record[f"theta_{i}_{j}"] for j in range(n)] == pytest.approx((expected / expected.sum()).tolist())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_clients_score_the_model_that_they_receive_and_the_draws_of_the_round_before_are_credited(name, mode):
@@ -411,6 +414,7 @@ def test_two_shares_are_one(score):
     ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("mode", [LOOP, VMAP], ids=["loop", "vmap"])
 def test_a_resumed_run_is_an_undisturbed_one(mode, score, tmp_path):

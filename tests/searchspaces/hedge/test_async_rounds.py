@@ -371,15 +371,6 @@ def test_the_records_of_experts_that_ended_are_those_of_specialists():
         p[awake] = moved * mass / moved.sum()
 
 
-def test_an_expert_that_ended_rests_and_is_not_waited_for():
-    buffer, records = rounds(2)
-    buffer.report(0, 1, {"loss": 0.5})
-    buffer.report(1, 1, {"loss": 0.5})
-    buffer.retire(1, penalised=False)
-    buffer.report(0, 2, {"loss": 0.5})
-    assert records[1]["losses"] == [0.5, None]
-
-
 @pytest.mark.parametrize("cut", range(13))
 def test_a_journal_continues_at_any_line_as_if_nothing_had_happened(tmp_path, cut):
     whole, expected = rounds()

@@ -390,19 +390,6 @@ def test_a_bandit_draws_among_the_experts_that_are_awake(rate):
 # ---- sleeping experts, states, mistakes -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", ["fixed", "tuned"])
-def test_a_sleeping_expert_keeps_its_weight_and_the_others_share_the_rest(rate):
-    hedge = make_hedge(rate, 3, rounds=20)
-    run(hedge, iid(5, 3))
-    before = hedge.probs()
-    awake = np.array([True, False, True])
-    suffered = hedge.update((0.9, math.nan, 0.1), awake)
-    after = hedge.probs()
-    assert suffered == pytest.approx((before[0] * 0.9 + before[2] * 0.1) / (before[0] + before[2]))
-    assert after[1] == pytest.approx(before[1], abs=1e-12)
-    assert after[0] / after[2] == pytest.approx(before[0] / before[2] * math.exp(-hedge.eta * 0.8))
-
-
 def specialists(losses, awake, eta):
     """Freund et al. 1997, in probabilities: the weights p^1 ... p^{T+1}, and the losses h_1 ... h_T."""
     weights, suffered = [np.full(losses.shape[1], 1 / losses.shape[1])], []

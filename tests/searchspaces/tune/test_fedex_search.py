@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers import without_clock
 from searches import plan
 
 from hedgerow.platform.common.errors import UserError
@@ -32,10 +33,6 @@ def wrapped_plan(output, space, **section) -> SearchSpec:
     search = {"kind": "asha", "space": space, "report_every": 1, "concurrency": 1, **section}
     fedex = {"factors": [SLOW_OR_FAST]}
     return plan(output, **KEPT, task__validation={"fraction": 0.2, "from": "clients"}, fedex=fedex, search=search)
-
-
-def without_clock(records):
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
 @pytest.fixture(scope="module")

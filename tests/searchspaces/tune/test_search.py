@@ -16,6 +16,7 @@ import optuna
 import pytest
 import torch
 import yaml
+from helpers import without_clock
 from mlflow.tracking import MlflowClient
 from processes import hedgerow
 from searches import ROUNDS, one_after_the_other, plan
@@ -35,10 +36,6 @@ def one_round_with(output: Path, rate: float) -> float:
     """The training loss of the first round at a learning rate."""
     alone = plan(output, rounds=1).trial({"algorithm.lr": rate, "resources.executor": "inline"})
     return run(alone).records[0]["train_loss"]
-
-
-def without_clock(records: list[dict]) -> list[dict]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from helpers import without_clock
 from searches import ROUNDS, plan
 
 from hedgerow import load
@@ -37,10 +38,6 @@ def budgeted(output, budget, **section):
 
 def spent(finished: FinishedSearch) -> int:
     return sum(record["participants"] for trial in finished.trials for record in trial.records)
-
-
-def without_clock(records):
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
 @pytest.mark.parametrize(
