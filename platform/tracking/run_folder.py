@@ -162,19 +162,22 @@ def new_run(
     folder = _named_folder(experiment, name) if name else _new_folder(experiment)
     # Locked before it has a record: without one, no other process takes it for a run.
     with RunLock(folder.path) as lock:
-        folder.experiment.write_text(resolved or dump_experiment(experiment))
-        folder.update(
-            name=folder.name,
-            status="running",
-            created=now(),
-            command=sys.argv,
-            data_root=str(data_root.absolute()) if data_root else None,
-            versions=versions(),
-            git_commit=git_commit(),
-            source_commit=source_commit(),
-            ownership=sealed_ownership(experiment.tracking.uri),
-            **({"series": asdict(series)} if series else {}),
-        )
+        try:
+            folder.experiment.write_text(resolved or dump_experiment(experiment))
+            folder.update(
+                name=folder.name,
+                status="running",
+                created=now(),
+                command=sys.argv,
+                data_root=str(data_root.absolute()) if data_root else None,
+                versions=versions(),
+                git_commit=git_commit(),
+                source_commit=source_commit(),
+                ownership=sealed_ownership(experiment.tracking.uri),
+                **({"series": asdict(series)} if series else {}),
+            )
+        except OSError as error:
+            raise unwritable("output", folder.path, error) from None
         yield folder, lock
 
 
