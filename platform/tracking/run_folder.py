@@ -21,7 +21,7 @@ from hedgerow.platform.config.loader import dump_experiment, read_experiment
 from hedgerow.platform.storage.atomic_file import Altered, fingerprint, read_verified
 from hedgerow.platform.storage.history import METRICS
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
-from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.storage.run_lock import RunLock, is_abandoned
 from hedgerow.platform.tracking.ownership import accept, sealed_ownership
 from hedgerow.platform.tracking.records import RESTORE_FIX, read_object, write_object
 
@@ -112,6 +112,12 @@ class RunFolder:
                     f"{self.experiment} is not the file with which the run finished (it {error}); {RESTORE_FIX}"
                 ) from None
         return record
+
+    @property
+    def status(self) -> str:
+        """Status in the record; "interrupted" also if the process of the run, or of a trial's search, was killed."""
+        status = self.record()["status"]
+        return "interrupted" if status == "running" and is_abandoned((self.search or self).path) else status
 
     @property
     def constants(self) -> str | None:
