@@ -12,7 +12,6 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.storage.run_lock import is_abandoned
 from hedgerow.platform.storage.sealed_json import unseal
 from hedgerow.platform.tracking.records import RESTORE_FIX
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
@@ -25,9 +24,6 @@ from hedgerow.searchspaces.spaces.search_file import read_search
 from hedgerow.searchspaces.tune.search_command import search_table
 
 RUNNING = "running"
-STOPPED = "stopped"
-"""Status of a run whose process is gone, although its record says that it is running."""
-
 
 REFRESH = 15
 """Seconds after which a browser loads the page of a running run again."""
@@ -72,15 +68,10 @@ def watch(name: str, page: bool, seconds: float) -> int:
     except KeyboardInterrupt:
         click.echo(f"\n{folder.path} keeps running; `hedgerow watch {name}` follows it again", err=True)
         return 0
-    status = _status(folder)
+    status = folder.status
     hint = f"; `hedgerow resume {name}` continues it" if status != "finished" else ""
     click.echo(f"{folder.path}: {status}{hint}")
     return 0
-
-
-def _status(folder: RunFolder) -> str:
-    status = str(folder.record()["status"])
-    return STOPPED if status == RUNNING and is_abandoned(folder.path) else status
 
 
 def _values(folder: RunFolder) -> dict[str, Any]:
@@ -97,7 +88,7 @@ def _run(folder: RunFolder) -> Iterator[None]:
         ended = False
         while not ended:
             # Read before the records: none is missed.
-            ended = _status(folder) != RUNNING
+            ended = folder.status != RUNNING
             for record in records.read():
                 progress(record)
             if not ended:
@@ -111,7 +102,7 @@ def _search(folder: RunFolder) -> Iterator[None]:
     with search_table(read_search(folder.experiment)) as table:
         ended = False
         while not ended:
-            ended = _status(folder) != RUNNING
+            ended = folder.status != RUNNING
             started = {
                 int(path.name): RunFolder(path)
                 for path in (folder.path / "experts").glob("*")
@@ -126,7 +117,7 @@ def _search(folder: RunFolder) -> Iterator[None]:
             for index, trial_folder in sorted(started.items()):
                 for record in trials.setdefault(index, NewRecords(trial_folder.metrics)).read():
                     table.trial(index, record)
-                table.state(index, str(trial_folder.record()["status"]))
+                table.state(index, trial_folder.status)
             for record in hedge.read():
                 table.hedge(record)
             if not ended:
@@ -138,7 +129,7 @@ def _page(folder: RunFolder) -> Iterator[None]:
     file = folder.path / "report.html"
     shown = ended = False
     while not ended:
-        ended = _status(folder) != RUNNING
+        ended = folder.status != RUNNING
         try:
             html = render_page(read_all([str(folder.path)]))
         except UserError:

@@ -2,12 +2,19 @@
 
 import errno
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TypeGuard
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a file system that has no room: disk full, quota or file size limit reached."""
+
+
+def is_disk_full(error: object) -> TypeGuard[OSError]:
+    """Whether an error says that a file system has no room."""
+    return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -62,6 +69,25 @@ class RayLost(UserError):  # noqa: N818
 
 class ProcessesLost(UserError):  # noqa: N818
     """Raised when processes that a run has forked have ended and cannot be replaced. It can be resumed."""
+
+
+class Unsaved(UserError):  # noqa: N818
+    """Raised when files of a run cannot be written, such as on a full disk. It can be resumed."""
+
+
+@contextmanager
+def on_full_disk(advice: str, folder: PathLike[str] | str = "") -> Iterator[None]:
+    """Context in which the error of a full disk becomes an Unsaved.
+
+    advice: what to do when there is room. folder: place of the files, for an error that names none.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        place = error.filename or fspath(folder)
+        raise Unsaved(f"{place}{': ' if place else ''}{error.strerror}; make room, then {advice}") from None
 
 
 INTERRUPTIONS = (KeyboardInterrupt, RayLost, ProcessesLost)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hedgerow.algorithms.core.own_code import is_installed
-from hedgerow.platform.common.errors import DISK_FULL, UserError
+from hedgerow.platform.common.errors import UserError, is_disk_full
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def own_error(error: Exception) -> UserError | None:
     if isinstance(error, ContractError) and error.key:
         return UserError(f"{error.key}: {error}")
     has_sentence = isinstance(error, (UserError, ContractError)) or is_exhausted(error)
-    if has_sentence or (isinstance(error, OSError) and error.errno in DISK_FULL) or _own_place(error) is None:
+    if has_sentence or is_disk_full(error) or _own_place(error) is None:
         return None
     return UserError(f"your code fails: {failure(error)}; fix it there")
 

@@ -75,7 +75,7 @@ class FinishedRun:
     @property
     def status(self) -> str:
         """Status of the run: finished, running, interrupted, failed or stopped."""
-        return self.folder.record()["status"]
+        return self.folder.status
 
     @property
     def ended(self) -> str | None:

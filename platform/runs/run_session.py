@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, UserError
+from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, UserError, on_full_disk
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.common.servers import require_named
@@ -156,7 +156,7 @@ def start(
     """
     experiment = work.experiment
     build_loggers(experiment.tracking.also)
-    with new_run(experiment, data_root, work.text, series, name) as (folder, lock):
+    with new_run(experiment, data_root, work.text, series, name) as (folder, lock), _room(folder):
         record = {"settings": work.settings, "data": data_record(experiment, data, own)}
         folder.update(**record, **loop_note(experiment, data[0]), **note)
         return _carry_out(work, folder, lock, data)
@@ -171,7 +171,7 @@ def resume_work(
     own. changed: accept and record settings that differ from those that it started with. Raises UserError if data or
     settings differ otherwise.
     """
-    with unfinished_run(name) as (folder, lock):
+    with unfinished_run(name) as (folder, lock), _room(folder):
         work = read(folder)
         if work.experiment.tracking.enabled:
             require_named(work.experiment.tracking.uri, str(folder))
@@ -179,6 +179,10 @@ def resume_work(
         data = same_data(folder, work.experiment, data)
         work.check(data)
         return _carry_out(work, folder, lock, data)
+
+
+def _room(folder: RunFolder) -> AbstractContextManager[None]:
+    return on_full_disk(f"`hedgerow resume {folder}` continues from the last checkpoint", folder)
 
 
 def _carry_out(work: Work[Finished], folder: RunFolder, lock: RunLock, data: Data) -> Finished:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from hedgerow.algorithms.core.messages import Aggregate, Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
-from hedgerow.platform.common.errors import DISK_FULL, UserError
+from hedgerow.platform.common.errors import Unsaved, UserError, is_disk_full
 from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
@@ -357,16 +357,16 @@ class Coordinator:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Raise UserError for a file or folder that cannot be written."""
+    """Raise Unsaved for a file or folder that cannot be written."""
     try:
         yield
     except (OSError, SafetensorError, Altered) as error:
         fix = "make sure that its folder can be read and written"
         if isinstance(error, Altered):
             fix = "stop other programs from writing to this file"
-        elif getattr(error, "errno", None) in DISK_FULL:
+        elif is_disk_full(error):
             fix = "free disk space there"
-        raise UserError(
+        raise Unsaved(
             f"checkpoints: {target} cannot be written ({str(error).strip()}); {fix}, then `hedgerow resume` continues "
             "from the last checkpoint"
         ) from error

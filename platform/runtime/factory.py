@@ -39,7 +39,6 @@ from hedgerow.platform.runtime.evaluation import scored_state
 from hedgerow.platform.runtime.middleware_order import compose
 from hedgerow.platform.runtime.task_rules import Built, refuse
 from hedgerow.platform.storage.remote import check_storage
-from hedgerow.platform.storage.run_lock import is_abandoned
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 
 
@@ -396,7 +395,7 @@ def build_teacher(teacher: Teacher, dataset: Dataset, partition: Partition, seed
 def _check_inputs(run: str, folder: RunFolder, dataset: Dataset) -> None:
     """Raises UserError if the teacher's run still changes its model, or had other inputs or other classes."""
     record = folder.record()
-    if record["status"] == "running" and not is_abandoned(folder.path):
+    if folder.status == "running":
         raise UserError(f"task.teacher.run: {run} is still running, so its model changes; let it finish")
     data = (folder.search.record() if folder.search else record).get("data") or {}
     ours = {"normalisation": normalisation_hash(dataset), "class_names": names_hash(dataset.class_names)}

@@ -21,7 +21,7 @@ from hedgerow.platform.config.loader import dump_experiment, read_experiment
 from hedgerow.platform.storage.atomic_file import Altered, fingerprint, read_verified
 from hedgerow.platform.storage.history import METRICS
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
-from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.storage.run_lock import RunLock, is_abandoned
 from hedgerow.platform.tracking.ownership import accept, sealed_ownership
 from hedgerow.platform.tracking.records import RESTORE_FIX, read_object, write_object
 
@@ -114,6 +114,12 @@ class RunFolder:
         return record
 
     @property
+    def status(self) -> str:
+        """Status in the record; "interrupted" also if the process of the run, or of a trial's search, was killed."""
+        status = self.record()["status"]
+        return "interrupted" if status == "running" and is_abandoned((self.search or self).path) else status
+
+    @property
     def constants(self) -> str | None:
         """Fingerprint of the model's frozen parameters and buffers; None if none is recorded."""
         return (self.record().get("data") or {}).get("frozen")
@@ -162,19 +168,22 @@ def new_run(
     folder = _named_folder(experiment, name) if name else _new_folder(experiment)
     # Locked before it has a record: without one, no other process takes it for a run.
     with RunLock(folder.path) as lock:
-        folder.experiment.write_text(resolved or dump_experiment(experiment))
-        folder.update(
-            name=folder.name,
-            status="running",
-            created=now(),
-            command=sys.argv,
-            data_root=str(data_root.absolute()) if data_root else None,
-            versions=versions(),
-            git_commit=git_commit(),
-            source_commit=source_commit(),
-            ownership=sealed_ownership(experiment.tracking.uri),
-            **({"series": asdict(series)} if series else {}),
-        )
+        try:
+            folder.experiment.write_text(resolved or dump_experiment(experiment))
+            folder.update(
+                name=folder.name,
+                status="running",
+                created=now(),
+                command=sys.argv,
+                data_root=str(data_root.absolute()) if data_root else None,
+                versions=versions(),
+                git_commit=git_commit(),
+                source_commit=source_commit(),
+                ownership=sealed_ownership(experiment.tracking.uri),
+                **({"series": asdict(series)} if series else {}),
+            )
+        except OSError as error:
+            raise unwritable("output", folder.path, error) from None
         yield folder, lock
 
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-from hedgerow.platform.common.errors import DENIED, DISK_FULL, Interrupted, UserError
+from hedgerow.platform.common.errors import DENIED, Interrupted, UserError, on_full_disk
 from hedgerow.platform.common.own_code_errors import own_errors
 from hedgerow.platform.common.signals import TERMINATIONS, handling, interrupt, signal_of
 
@@ -102,20 +102,16 @@ def handle_user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         _open_closed_streams()
         try:
-            with handling(interrupt, *TERMINATIONS), own_errors():
+            with handling(interrupt, *TERMINATIONS), own_errors(), on_full_disk("run the command again"):
                 command(*args, **kwargs)
         except UserError as error:
             click.echo(f"hedgerow: {error}", err=True)
             sys.exit(2)
         except OSError as error:
-            if error.errno in DISK_FULL:
-                advice = f"make room, then {CONTINUES.format('RUN')}"
-            elif error.errno in DENIED and error.filename:
-                advice = "change its permissions, or choose another place"
-            else:
+            if error.errno not in DENIED or not error.filename:
                 raise
-            place = f"{error.filename}: " if error.filename else ""
-            click.echo(f"hedgerow: {place}{error.strerror}; {advice}", err=True)
+            advice = "change its permissions, or choose another place"
+            click.echo(f"hedgerow: {error.filename}: {error.strerror}; {advice}", err=True)
             sys.exit(2)
         except KeyboardInterrupt as error:
             click.echo(f"hedgerow: {_interruption(error)}", err=True)

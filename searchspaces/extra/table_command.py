@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, on_full_disk
 from hedgerow.platform.common.numbers import target_heading
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.table import Table
@@ -139,9 +139,7 @@ def report_table(name: str, output: Path) -> CommandOutput:
         lines = [f"{full}/{heading}" for heading in row.methods] if row.is_stream else [full]
         results += [read_result(row, latest[line]) for line in lines if line in latest]
     if not results:
-        raise UserError(
-            f"{name}: no finished run is stored under {output}; run it first, or set the folder with --output"
-        )
+        raise UserError(f"{name}: no run that has ended is stored under {output}; run it first, or set --output")
     return _closing(name, table, results, output)
 
 
@@ -163,9 +161,10 @@ def _closing(
     }
     heading, notes = f"{table.name}: {table.title}", "".join(f"- {remark}\n" for remark in remarks)
     text = f"# {heading}\n\n{Table(document['rows']).markdown()}\n{document['explained']}\n\n{notes}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "table.md", text)
-    write_object(folder / "table.json", document, indent=2)
+    with on_full_disk(f"`hedgerow table {name} --report --output {output}` prints the table"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "table.md", text)
+        write_object(folder / "table.json", document, indent=2)
 
     def render() -> None:
         Table(document["rows"], heading).print()

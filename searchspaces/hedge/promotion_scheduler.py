@@ -6,7 +6,6 @@ from typing import Any, Literal
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.searchspaces.hedge.async_rounds import LossScale
 from hedgerow.searchspaces.hedge.deployment import Deployment, draw
@@ -42,8 +41,6 @@ class PromotionScheduler(TrialScheduler):
         self.rule, self.room, self.seed = rule, room, seed
         self.scale, self.warn = LossScale(metric, mode, range), warn
         self.deployment, self.on_block = deployment, on_block
-        self.error: UserError | None = None
-        """Error that ended the search when trials reported invalid metrics; Tune passes on only its traceback."""
         self._trials: dict[int, Trial] = {}
         self._rounds: dict[int, int] = {}
         """Round of each expert's latest report."""
@@ -118,11 +115,7 @@ class PromotionScheduler(TrialScheduler):
             # An interrupted search goes on with other slots than before.
             self.rule.start(self.rule.next_block(expert))
         value, self._rounds[expert] = result[self.objective], result[ROUND]
-        try:
-            self.scale.check(value, expert, result[ROUND])
-        except UserError as error:
-            self.error = error
-            raise
+        self.scale.check(value, expert, result[ROUND])
         suffered = self.rule.report(expert, self.scale.loss(value, 1.0), tie_breaker([result], self.objective))
         if suffered is not None:
             self._close(expert, suffered)

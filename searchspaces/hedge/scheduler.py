@@ -129,8 +129,6 @@ class HedgeScheduler(TrialScheduler):
         self.time_attr, self.rules, self.hooks = time_attr, rules, hooks
         self.strict = rules.strict or rules.ahead == 0
         self.rounds: HedgeRounds
-        self.error: UserError | None = None
-        """Error that ended the search when trials reported invalid metrics; Tune passes on only its traceback."""
         self._opened = self._limited = self._repeats = False
         self._holding: dict[str, Trial] = {}
         self._pausing: set[str] = set()
@@ -369,11 +367,7 @@ class HedgeScheduler(TrialScheduler):
     # ---- reports and the journal --------------------------------------------------------------------------------
 
     def _report(self, trial: Trial, result: RoundRecord) -> None:
-        try:
-            self.rounds.accept(self._rounds_of(trial, result))
-        except UserError as error:
-            self.error = error
-            raise
+        self.rounds.accept(self._rounds_of(trial, result))
 
     def _rounds_of(self, trial: Trial, result: RoundRecord) -> Iterator[tuple[int, int, RoundRecord]]:
         """Yields the expert, the number and the metrics of each round of a result. Raises UserError."""

@@ -129,14 +129,14 @@ class FinishedSearch:
     @property
     def status(self) -> str:
         """Status in its folder: finished, running, interrupted or failed."""
-        return self.folder.record()["status"]
+        return self.folder.status
 
     @property
     def is_presentable(self) -> bool:
-        """Whether a table may show it: it is finished or, on fixed data, was interrupted after a round. Scores on a
-        stream need all of its tasks.
+        """Whether a table may show it: it is finished or, on fixed data, ended early after a round. Scores on a stream
+        need all of its tasks.
         """
-        stopped = self.status == "interrupted" and not self.spec.experiment.is_stream
+        stopped = self.status != "running" and not self.spec.experiment.is_stream
         return self.status == "finished" or (stopped and any(trial.records for trial in self.trials))
 
     @property
@@ -486,7 +486,7 @@ def read_trials(folder: RunFolder) -> list[Trial]:
             expert.name,
             record["overrides"],
             RunLog(expert.metrics).read(),
-            record["status"],
+            expert.status,
             "; ".join(record.get("diverged", [])),
         )
         for expert in experts

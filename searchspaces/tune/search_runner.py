@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayTaskError
 from ray.tune import PlacementGroupFactory
 from ray.tune.error import TuneError
 from ray.tune.experiment import Trial
@@ -28,7 +29,7 @@ from hedgerow.platform.actors.session import node_resources, ray_session
 from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.actors.surroundings import Surroundings
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import Unsaved, UserError, is_disk_full
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.resources import Device
@@ -104,9 +105,17 @@ TOGETHER = 1.0
 """Seconds of lock-step rounds that a trial reports together: a report costs milliseconds, and may be this old."""
 
 
-def _one_line(record: logging.LogRecord) -> bool:
-    """Log filter that removes the traceback of a trial whose process or node was lost: it is Ray's own."""
-    if record.exc_info and isinstance(record.exc_info[1], LOST):
+def _filter_errors(record: logging.LogRecord) -> bool:
+    """Log filter that removes the traceback of a trial whose process or node was lost: it is Ray's own.
+
+    Raises the error of a trial that cannot write its files: the search ends before the scheduler hears of a failure,
+    from which a resumed search could not go on. Tune passes an error on only to its log.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    if isinstance(cause, Unsaved) or is_disk_full(cause):
+        raise cause
+    if isinstance(error, LOST):
         record.exc_info = None
     return True
 
@@ -313,7 +322,6 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     """
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
-    logging.getLogger(TUNE_LOG).addFilter(_one_line)
     shutdown_idle()
     here, search, warnings = folder.path.absolute(), spec.search, list[str]()
     room, request = _room(spec, here)
@@ -421,9 +429,10 @@ def _run_config(
 
 
 def _fit(tuner: tune.Tuner, scheduler: Any, resumes: bool, listener: SearchCallback) -> list[tune.Result]:
-    """Run the trials; returns their results. Raises the errors of Ray and of schedulers that know what went wrong."""
+    """Run the trials; returns their results. Raises the error that ended them."""
     if isinstance(scheduler, HedgeScheduler):
         listener.is_idle = scheduler.is_holding
+    logging.getLogger(TUNE_LOG).addFilter(_filter_errors)
     # Written again as the reports are repeated.
     listener.blocks.path.unlink(missing_ok=True)
     try:
@@ -434,10 +443,14 @@ def _fit(tuner: tune.Tuner, scheduler: Any, resumes: bool, listener: SearchCallb
         if listener.lost:
             raise listener.lost from None
         raise
-    except TuneError:
-        if isinstance(scheduler, HedgeScheduler | PromotionScheduler) and scheduler.error:
-            raise scheduler.error from None
-        raise
+    except TuneError as error:
+        # Tune puts the traceback of another error into the text of its own.
+        reason: BaseException | None = error
+        while isinstance(reason, TuneError):
+            reason = reason.__cause__ or reason.__context__
+        raise (reason or error) from None
+    finally:
+        logging.getLogger(TUNE_LOG).removeFilter(_filter_errors)
 
 
 @contextmanager

@@ -63,13 +63,13 @@ def test_a_watched_run_goes_on_when_its_watchers_stop_and_is_followed_to_its_end
 
 
 @pytest.mark.exhaustive("processes")
-def test_a_killed_run_is_reported_as_stopped(running):
+def test_a_killed_run_is_reported_as_interrupted(running):
     folder, process = running
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
     result = hedgerow("watch", folder, "--every", "0.1")
-    assert result.output.splitlines()[-1] == f"{folder}: stopped; `hedgerow resume {folder}` continues it"
+    assert result.output.splitlines()[-1] == f"{folder}: interrupted; `hedgerow resume {folder}` continues it"
 
 
 def test_a_finished_run_is_shown_at_once_and_its_page_does_not_reload(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from families import INLINE, POISON
 from processes import SUPPORT, TOYS, hedgerow
 from ray_runs import numbers, same, small
-from searches import one_after_the_other, plan
+from searches import ROUNDS, SPACE, one_after_the_other, plan
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment
@@ -27,7 +27,7 @@ from hedgerow.platform.runtime.coordinator import build_coordinator
 from hedgerow.platform.runtime.factory import check
 from hedgerow.platform.storage.checkpoint import latest_checkpoint
 from hedgerow.platform.tracking.tracker import RunLog
-from hedgerow.searchspaces.tune.search_runner import resume_search
+from hedgerow.searchspaces.tune.search_runner import resume_search, search
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -94,6 +94,63 @@ def test_a_full_disk_ends_in_a_sentence_and_the_run_resumes(tmp_path, calm):
         assert not leftovers(disk)
         ballast.unlink()
         assert same(resume(str(folder)), calm)
+
+
+@pytest.mark.parametrize("size", ["4k", "12k"])
+def test_a_disk_that_is_full_from_the_beginning_is_named(tmp_path, calm, size):
+    with small_disk(tmp_path / "disk", size) as disk:
+        with pytest.raises(UserError, match=rf"{disk}/small-.*No space left on device"):
+            run(small(disk, rounds=9, **INLINE))
+        (folder,) = disk.glob("small-*")
+        if (folder / "run.json").exists():
+            with pytest.raises(UserError, match=rf"{disk}/small-.*No space left on device.*`hedgerow resume"):
+                resume(str(folder))
+            subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
+            assert same(resume(str(folder)), calm)
+
+
+class Filling:
+    """Observer of a search that fills the disk after the second round of any trial."""
+
+    def __init__(self, ballast: Path):
+        self.labels, self.ballast = [""] * 4, ballast
+
+    def trial(self, index: int, record: dict) -> None:
+        if record["round"] == 2 and not self.ballast.exists():
+            with suppress(OSError), self.ballast.open("wb") as file:
+                while file.write(bytes(4096)):
+                    file.flush()
+
+    def state(self, index: int, text: str) -> None: ...
+    def hedge(self, record: dict) -> None: ...
+
+
+@pytest.mark.exhaustive("processes")
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize("kind", ["hedge", "grid", "asha"])
+def test_no_trial_of_a_search_fails_on_a_full_disk_and_the_search_resumes(tmp_path, kind):
+    # A trial that fails is not started again.
+    settings = {"search__pack": "off", "search__restarts": 0} if kind == "hedge" else {}
+    if kind != "hedge":
+        settings = {"search": {"kind": kind, "space": SPACE, "concurrency": 2, "restarts": 0}}
+        settings["search"] |= {"grace": ROUNDS} if kind == "asha" else {}
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        spec = plan(disk, **settings)
+        with pytest.raises(UserError, match=r"No space left on device.*; .*, then `hedgerow resume"):
+            search(spec, show=Filling(disk / "ballast"))
+        (folder,) = disk.glob("small-*")
+        with pytest.raises(UserError, match=r"No space left on device"):
+            resume_search(str(folder))
+        (disk / "ballast").unlink()
+        done = resume_search(str(folder))
+        assert done.warning is None
+        assert [trial.status for trial in done.trials] == ["finished"] * 4
+        for trial in done.trials:
+            alone = plan(tmp_path / "alone").trial(trial.overrides | {"resources.executor": "inline"})
+            assert numbers(trial) == numbers(run(alone))
+        if kind == "hedge":
+            assert done.hedge == one_after_the_other(plan(tmp_path / "calm"))
+        assert not leftovers(disk)
 
 
 @pytest.mark.usefixtures("each_round")

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,14 +16,16 @@ from hedgerow.cli import main
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs.runner import run
 from hedgerow.platform.runtime.factory import check
+from hedgerow.platform.storage.run_lock import RunLock
+from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking import run_folder
-from hedgerow.platform.tracking.run_folder import SOURCE, RunFolder, git_commit, source_commit, versions
+from hedgerow.platform.tracking.run_folder import SOURCE, RunFolder, git_commit, now, source_commit, versions
 from hedgerow.searchspaces.extra import shared_trainings as sharing
 from hedgerow.searchspaces.extra.shared_trainings import taken_over, trained_before, training
 from hedgerow.searchspaces.extra.table_file import FAMILIES, family_tables, find_rows
 from hedgerow.searchspaces.extra.table_result import SweepResult
 from hedgerow.searchspaces.extra.table_search import row_searches
-from hedgerow.searchspaces.results.trials import Trial
+from hedgerow.searchspaces.results.trials import Trial, expert_folder
 from hedgerow.searchspaces.spaces.search_file import load_search
 
 TABLES = family_tables("feddyn")
@@ -240,6 +243,37 @@ def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_p
     assert (tmp_path / "tables" / "feddyn-T2.3" / "table.md").read_text() == text
 
 
+def test_the_rounds_of_a_killed_table_are_reported_as_those_of_an_interrupted_one(tmp_path):
+    made = plan("T2.3/mnist-iid", "output=" + str(tmp_path), methods=["FedDyn", "FedAvg"])
+    folder = RunFolder(tmp_path / "killed")
+    # A process that ends without releasing the lock.
+    leave = "import os, pathlib; from hedgerow.platform.storage.run_lock import RunLock; "
+    leave += f"RunLock(pathlib.Path({str(folder.path)!r})).__enter__(); os._exit(0)"
+    folder.path.mkdir()
+    subprocess.run([sys.executable, "-c", leave], check=True)
+    record = {"status": "running", "created": now(), "versions": {}, "git_commit": None, "command": []}
+    folder.update(kind="search", table=made.note, **record)
+    folder.experiment.write_text(made.search.dump())
+    for heading, values in (("FedDyn", [0.5, 0.975, 0.983]), ("FedAvg", [0.5, 0.6])):
+        number = made.headings.index(heading)
+        trial = expert_folder(folder.path, number)
+        trial.path.mkdir(parents=True)
+        trial.update(status="running", overrides=made.search.configurations[number])
+        trial.metrics.write_text("".join(f"{seal(record)}\n" for record in curve(values)))
+    told = hedgerow("table", "feddyn/T2.3/mnist-iid", "--report", "--output", str(tmp_path))
+    assert told.exit_code == 0, told.output
+    text = (tmp_path / "tables" / "feddyn-T2.3-mnist-iid" / "table.md").read_text()
+    # 98.2 % after 3 rounds; FedAvg not within its 2. 97.2 % after 2 rounds.
+    assert "| 98.2 % | 3 (1.0 × FedDyn) [100] | - [142] | 2+ [588] | - [362] |" in text
+    assert "| 97.2 % | 2 (1.0 × FedDyn) [31] | - [52] | 2+" in text
+    for heading in ("FedDyn", "FedAvg"):
+        assert f"MNIST / IID: {heading}: the run was interrupted before its end" in text
+    # Of a search that runs, nothing is final.
+    with RunLock(folder.path):
+        told = hedgerow("table", "feddyn/T2.3/mnist-iid", "--report", "--output", str(tmp_path))
+    assert "no run that has ended is stored under" in told.output
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_table_trains_the_same_experiment_twice(family):
     for table in family_tables(family).values():
@@ -425,7 +459,7 @@ def test_cells_of_runs_with_diverged_clients_are_marked(ray_here, tmp_path):
         (["feddyn/T2.1", "--set", "roundz=3"], "--set roundz=3: roundz is not a key here; did you mean 'rounds'?"),
         (["feddyn/T2.3/mnist-iid"], "it should contain MNIST/raw/train-images-idx3-ubyte"),
         (["feddyn/T2.3/shakespeare-natural"], "it should contain train/*.json and test/*.json"),
-        (["feddyn/T2.1", "--report"], "no finished run is stored under"),
+        (["feddyn/T2.1", "--report"], "no run that has ended is stored under"),
         (["feddyn/T2.1/cifar10-iid", "--set", "evaluation=3"], "--set evaluation=3: evaluation"),
         (["feddyn/T2.1/cifar10-iid", "--set", "search=5"], "--set search: `search` is a section"),
         (["feddyn/T2.1/cifar10-iid", "--output", "it's: here"], "it should contain cifar-10-batches-py/data_batch_1"),
