@@ -338,7 +338,7 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
     with seeded(seed), fits("task.model"):
         if isinstance(config, Model) and dataset.is_tokens:
-            config = config.for_tokens(lambda: dataset.vocabulary)
+            config = config.for_tokens(dataset.classes, lambda: dataset.vocabulary)
         tokens = dataset.x_train if dataset.is_tokens else None
         return build_model(
             config, dataset.sample_shape, dataset.classes, tokens, dataset.targets, dataset.output_shapes

@@ -108,8 +108,12 @@ def parameters(module):
 def test_the_vocabulary_is_that_of_the_data():
     assert build("char_lstm", {}, (7,), 80).embedding.num_embeddings == 80
     assert sum(p.numel() for p in build("char_lstm", {}, (80,), 80).parameters()) == 133520
-    with pytest.raises(UserError, match=r"task.model.vocabulary: 12 is less than the 65 characters of the data"):
-        build("char_lstm", {"vocabulary": 12}, (7,), 65)
+    for given, classes, tokens, embeddings in ((None, 80, 70, 80), (None, 3, 9, 9), (12, 20, 12, 12)):
+        section = parse({"name": "char_lstm", "vocabulary": given}).for_tokens(classes, lambda tokens=tokens: tokens)
+        net = section.build((7,), classes)
+        assert (net.embedding.num_embeddings, net.output.out_features) == (embeddings, classes)
+    with pytest.raises(UserError, match=r"task.model.vocabulary: the data have 65 tokens, not 12; raise it, or remove"):
+        parse({"name": "char_lstm", "vocabulary": 12}).for_tokens(65, lambda: 65)
 
 
 def refusal(name, options, shape, classes=3, is_tokens=False):
