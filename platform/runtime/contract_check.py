@@ -246,6 +246,12 @@ class _Contract(Middleware):
                 raise ContractError(
                     f"`evaluate` returns {_kind(result)}; return two Aggregates, for the test set and for the clients"
                 )
+            for metric in self.inner.task.scoring.names:
+                if any(len(one.contributed) and metric not in one.metrics for one in result):
+                    raise ContractError(
+                        f"`evaluate` returns an Aggregate whose step does not report {metric!r}; report all that "
+                        "`evaluate_client` of `Algorithm` reports"
+                    )
         elif result is None:
             raise ContractError("`round` returns nothing; return the new server state at its end")
         elif not _is_tree(result):
@@ -303,8 +309,9 @@ class _Contract(Middleware):
                     "empty if there are none"
                 )
         for metric, value in ((name, value) for name, value in result.metrics.items() if name != PREDICTIONS):
-            if self.trains:
-                _check_name(metric, name)
+            _check_name(metric, name)
+            if metric == "server_correct":
+                raise ContractError(f"{name} reports {metric!r}, a name of the server's own scores; choose another")
             if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
                 raise ContractError(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
