@@ -78,6 +78,13 @@ class Owners(Sizes):
         return rng.integers(0, self.clients, len(labels))
 
 
+class Unseeded(Sizes):
+    """Another partition in each command."""
+
+    def assign(self, labels, classes, natural, rng):
+        return np.array_split(np.random.permutation(len(labels)), self.clients)
+
+
 class Letters(Blobs):
     """Labels that are no numbers."""
 
@@ -212,6 +219,7 @@ def test_mistakes_are_named_with_their_key(here):
         ({"partition": partition | {"kind": "mine.Twice"}}, "task.partition.kind: Twice.assign deals a sample twice"),
         ({"partition": partition | {"kind": "mine.Named"}}, "task.partition.kind: Named.assign returns dict; return"),
         ({"partition": partition | {"kind": "mine.Owners"}}, "Owners.assign returns other numbers of dimensions than"),
+        ({"partition": partition | {"kind": "mine.Unseeded"}}, "Unseeded.assign draws from NumPy's or Python's gener"),
         ({"public": {"data": {"name": "mine.Blob"}}}, "task.public.data.name: module 'mine' has no 'Blob'"),
     ):  # fmt: skip
         assert sentence in refused(change)

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from hedgerow.algorithms.core.hyperparameters import Rule
+from hedgerow.algorithms.core.keyed_random import other_generators
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.data.dataset import Dataset
@@ -119,12 +120,14 @@ class SplitScheme(PartitionScheme):
     def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:
         labels = labels[: len(labels) - lent]
         natural = None if natural is None else natural[: len(labels)]
+        generators, place = other_generators(), f"task.partition.kind: {type(self).__name__}.assign"
         groups = self.assign(labels, classes, natural, np.random.default_rng([seed, 43]))
-        if problem := _problem(groups, len(labels)):
+        if other_generators() != generators:
             raise UserError(
-                f"task.partition.kind: {type(self).__name__}.assign {problem}; return a list with an array of sample "
-                "indices for each client"
+                f"{place} draws from NumPy's or Python's generator, which no seed determines; draw from `rng`"
             )
+        if problem := _problem(groups, len(labels)):
+            raise UserError(f"{place} {problem}; return a list with an array of sample indices for each client")
         order = np.concatenate(groups).astype(np.int64)
         partition = self._kept(order, np.array([len(group) for group in groups], dtype=np.int64))
         if self.upper_level_by == "class":
