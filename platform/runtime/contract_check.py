@@ -6,7 +6,6 @@ and copy of torch's generator.
 """
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.own_code_errors import own_error
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.measures_section import PREFIXES, SUFFIXES
+from hedgerow.platform.config.measures_section import METRIC, PREFIXES, SUFFIXES
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import Content, check_no_reuse, content_of
 from hedgerow.platform.runtime.engine import Samples
@@ -67,9 +66,6 @@ FEWER = 3
 
 ROUNDING = 1 + 1e-6
 """Factor that changes numbers by about as much as rounding."""
-
-METRIC = re.compile(r"(?!\.)[\w. -]+(/(?!\.)[\w. -]+)*|@.*")
-"""Names of metrics that MLflow records, and those for middleware."""
 
 RESERVED = ("epsilon", "attackers", "staleness_", *PREFIXES)
 """Beginnings of names of a record's other entries."""
@@ -521,7 +517,7 @@ class _DryRun:
 
 def _check_name(metric: Any, who: str) -> None:
     """Raise ContractError for a name of a metric that MLflow refuses, with all other metrics of the round."""
-    if not isinstance(metric, str) or not METRIC.fullmatch(metric):
+    if not isinstance(metric, str) or not (METRIC.fullmatch(metric) or metric.startswith("@")):
         raise ContractError(
             f"{who} reports the metric {metric!r}; name it by letters, digits, spaces and _ - . / alone"
         )
