@@ -10,6 +10,7 @@ from hedgerow.platform.common.own_code_errors import failure
 from hedgerow.platform.common.registry import WITHOUT_IMPORTS, Registry, nearest
 from hedgerow.platform.common.section import NamedSection
 from hedgerow.platform.common.servers import with_environment
+from hedgerow.platform.config.measures_section import METRIC
 from hedgerow.platform.loggers import LOGGERS
 from hedgerow.platform.loggers.logger import DECIDING, HOOKS, Logger, overrides
 
@@ -58,9 +59,15 @@ class LoggerChoice(NamedSection):
             raise UserError(
                 f"tracking.also: {self.name} cannot be created from its args ({failure(error)}); see its __init__"
             ) from error
-        if overrides(kind, ["add_metrics"]) and not logger.adds:
+        if overrides(kind, ["add_metrics"]) and (not logger.adds or isinstance(logger.adds, str)):
             raise UserError(
-                f"tracking.also: {self.name} has add_metrics, and its `adds` is empty; set it to their names"
+                f"tracking.also: {self.name} has add_metrics, and its `adds` is {logger.adds!r}; set it to a tuple of "
+                "their names"
+            )
+        if wrong := [name for name in logger.adds if not isinstance(name, str) or not METRIC.fullmatch(name)]:
+            raise UserError(
+                f"tracking.also: {self.name} adds the metric {wrong[0]!r}; name it by letters, digits, spaces and "
+                "_ - . / alone"
             )
         return logger
 

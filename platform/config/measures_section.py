@@ -1,6 +1,7 @@
 """The keys `task.loss` and `task.metrics` of an experiment file."""
 
 import inspect
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,9 @@ def of_torchmetrics(kind: Any) -> ScoreFunction:
     mode = modes.get(kind.higher_is_better)
     return ScoreFunction(value, mode=mode, sees_all=True)
 
+
+METRIC = re.compile(r"(?!\.)[\w. -]+(/(?!\.)[\w. -]+)*")
+"""Names of metrics that MLflow records."""
 
 PREFIXES = ("server_", "teacher_", "simple_", "test_", "validation_", "client_", "train_", "best_")
 SUFFIXES = ("_worst10", "_highest", "_lowest")

@@ -107,9 +107,24 @@ def mistake_in(dataset: Any) -> str | None:
     """Error in the data set that a user's own source returned, and its fix; None if there is none."""
     if not isinstance(dataset, Dataset):
         return f"returns {type(dataset).__name__}; return a hedgerow.platform.data.Dataset"
+    for name in ("x_train", "y_train", "x_test", "y_test", "train_clients", "test_clients", "splits"):
+        value = getattr(dataset, name)
+        if not isinstance(value, np.ndarray) and (value is not None or name[1] == "_"):
+            return f"has {name} of type {type(value).__name__}; give a NumPy array"
     for part, x, y in (("train", dataset.x_train, dataset.y_train), ("test", dataset.x_test, dataset.y_test)):
         if x.dtype not in ((np.uint8, np.int32) if dataset.is_tokens else (np.uint8, np.float32)):
             return f"has x_{part} of {x.dtype}; give images as uint8, features as float32, tokens as uint8 or int32"
+        if x.ndim < 2 or x.shape[1:] != dataset.x_train.shape[1:]:
+            return (
+                f"has x_{part} of shape {x.shape}, and x_train of {dataset.x_train.shape}; give images (n, C, H, W), "
+                "features (n, F) or tokens (n, L), of one shape in both"
+            )
+        for rows in blocks(x):
+            wrong = x[rows] < 0 if dataset.is_tokens else ~np.isfinite(x[rows])
+            if wrong.any():
+                sample = rows.start + int(np.argwhere(wrong)[0, 0])
+                what = "a token below 0" if dataset.is_tokens else "NaN or infinity"
+                return f"has {what} in x_{part}, sample {sample}; remove the sample or replace the value"
         if problem := _mistake_in_targets(dataset, part, x, y):
             return problem
     lengths = {
@@ -121,11 +136,12 @@ def mistake_in(dataset: Any) -> str | None:
         values = getattr(dataset, name)
         if values is not None and values.shape != (samples,):
             return f"has {name} of shape {values.shape}; give one value for each of the {samples} samples"
-    if dataset.splits is not None and not np.isin(dataset.splits, (0, 1, 2)).all():
+    splits = dataset.splits
+    if splits is not None and not (splits.dtype.kind in "iu" and np.isin(splits, (0, 1, 2)).all()):
         return "has other numbers in splits than 0 (training), 1 (validation) and 2 (own evaluation); replace them"
-    if dataset.targets == "classes" and len(dataset.class_names) != dataset.classes:
+    if dataset.targets == "classes" and len(dataset.class_names or ()) != dataset.classes:
         return (
-            f"names {len(dataset.class_names)} classes but has {dataset.classes}; give class_names one name for "
+            f"names {len(dataset.class_names or ())} classes but has {dataset.classes}; give class_names one name for "
             "each class"
         )
     return mistake_in_units(dataset)

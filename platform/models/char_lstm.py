@@ -1,6 +1,7 @@
 """Next-character LSTM."""
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -8,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.core.torch_private import is_transformed
-from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.models.model import Depth, Model
+from hedgerow.platform.models.model import Depth, Model, check_vocabulary
 
 
 class CharLSTM(Model):
@@ -21,7 +21,9 @@ class CharLSTM(Model):
     takes: ClassVar[tuple[str, ...]] = ("token sequences",)
 
     vocabulary: int | None = Field(
-        None, ge=2, description="number of distinct tokens; null: number of classes of the data set"
+        None,
+        ge=2,
+        description="number of distinct tokens; null: that of classes, or of tokens in the data if it is larger",
     )
     embedding: int = Field(8, ge=1, description="dimension of a token's embedding")
     hidden: int = Field(100, ge=1, description="units per LSTM layer")
@@ -30,11 +32,11 @@ class CharLSTM(Model):
         "last", description="positions with an output: the last one, or all, for `task.loss: next_token`"
     )
 
+    def for_tokens(self, classes: int, count: Callable[[], int]) -> Self:
+        check_vocabulary(self.vocabulary, count())
+        return self.model_copy(update={"vocabulary": self.vocabulary or max(classes, count())})
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        if self.vocabulary is not None and self.vocabulary < classes:
-            raise UserError(
-                f"task.model.vocabulary: {self.vocabulary} is less than the {classes} characters of the data; remove it"
-            )
         every = self.predict == "all"
         return CharLSTMNet(self.vocabulary or classes, self.embedding, self.hidden, self.layers, classes, every)
 

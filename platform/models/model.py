@@ -10,6 +10,7 @@ from torch import nn
 
 from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.algorithms.core.layer_context import BufferPolicy
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 
 Width = Annotated[int, Field(ge=1)]
@@ -54,13 +55,21 @@ class Model(Section):
     init: StateDictFile = None
     freeze: FrozenNames = Field([])
 
-    def for_tokens(self, count: Callable[[], int]) -> Self:
+    def for_tokens(self, classes: int, count: Callable[[], int]) -> Self:
         """Section for sequences of tokens. count: returns the number of distinct tokens. Raises UserError."""
         return self
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Builds the network, with parameters drawn from torch's generator. shape: of one sample. Raises UserError."""
         raise NotImplementedError
+
+
+def check_vocabulary(vocabulary: int | None, count: int) -> None:
+    """Raises UserError if a model has fewer embeddings than the data have tokens."""
+    if vocabulary is not None and vocabulary < count:
+        raise UserError(
+            f"task.model.vocabulary: the data have {count} tokens, not {vocabulary}; raise it, or remove it"
+        )
 
 
 class StagedModel(Model):

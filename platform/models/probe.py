@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pickle import Pickler
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,20 +57,29 @@ def materialize(module: nn.Module, name: str, samples: Tensor) -> None:
 
 
 class _Assignments(TorchFunctionMode):
-    """Notes assignments to a tensor, also to those of its entries that have some value if none has it."""
+    """Notes assignments to a tensor, also to those of its entries that have some value if none has it, and changes of
+    `requires_grad`. flags: value of `requires_grad` by the `id` of each parameter.
+    """
 
-    def __init__(self, tensor: Tensor):
+    def __init__(self, tensor: Tensor, flags: Mapping[int, bool]):
         super().__init__()
-        self.tensor, self.are_found = tensor, False
+        self.tensor, self.flags, self.are_found, self.freezes = tensor, flags, False, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.are_found |= function is Tensor.__setitem__ and args[0] is self.tensor
+        if function in (Tensor.requires_grad_, Tensor.requires_grad.__set__):  # type: ignore[attr-defined]
+            flag = (*args[1:], *(kwargs or {}).values(), True)[0]
+            self.freezes |= self.flags.get(id(args[0]), flag) != flag
         return function(*args, **(kwargs or {}))
 
 
-def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> Tensor:
-    """Output of a module; UserError if it fails, or changes the samples, which other models may also read."""
-    before, assignments = samples.clone(), _Assignments(samples)
+def _called(
+    module: Callable[[Tensor], Tensor], name: str, samples: Tensor, flags: Mapping[int, bool] = MappingProxyType({})
+) -> Tensor:
+    """Output of a module; UserError if it fails, changes the samples, which other models may also read, or freezes or
+    unfreezes its parameters. flags: see `_Assignments`.
+    """
+    before, assignments = samples.clone(), _Assignments(samples, flags)
     try:
         with torch.no_grad(), assignments:
             output = module(samples)
@@ -82,6 +91,11 @@ def _called(module: Callable[[Tensor], Tensor], name: str, samples: Tensor) -> T
         raise UserError(
             f"task.model: {name} changes its input in place, and other models may read the same samples; let its first "
             "layer return a new tensor, such as nn.ReLU(inplace=False)"
+        )
+    if assignments.freezes:
+        raise UserError(
+            f"task.model: {name} sets `requires_grad` of its parameters in a call, and clients train copies of them; "
+            "set it in __init__, or call the layers under torch.no_grad()"
         )
     return output
 
@@ -132,13 +146,14 @@ def find_train_mode(
     images, class_images = _images(module, _attributes(module)), _images(module, _class_attributes(module))
     # Copies: a call may change them in place.
     w = {key: p.detach().clone() for key, p in module.named_parameters()}
+    flags = {id(w[key]): p.requires_grad for key, p in module.named_parameters()}
     large = _large_parameters(module)
     has_norms = any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
     # Its calls return the buffers that they change, in either mode of the module.
     context = LayerContext(TrainMode(module.train(), None, tuple(before)), True, before)
 
     def check(samples: Tensor) -> Tensor:
-        output = _called(partial(context.call, module, w), name, samples)
+        output = _called(partial(context.call, module, w), name, samples, flags)
         expected.check(output, name, samples)
         return output
 

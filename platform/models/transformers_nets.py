@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.hyperparameters import Rule
 from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.section import Section
-from hedgerow.platform.models.model import Model, absolute
+from hedgerow.platform.models.model import Model, absolute, check_vocabulary
 
 EAGER = {"attn_implementation": "eager"}
 """Attention as plain operations of torch: its kernels have no batching rule over clients."""
@@ -178,11 +178,8 @@ class TransformerClassifier(Transformer):
         None, ge=0, description="token that fills up sequences, which the model leaves out; null: none"
     )
 
-    def for_tokens(self, count: Callable[[], int]) -> Self:
-        if self.vocabulary is not None and self.vocabulary < count():
-            raise UserError(
-                f"task.model.vocabulary: the data have {count()} tokens, not {self.vocabulary}; raise it, or remove it"
-            )
+    def for_tokens(self, classes: int, count: Callable[[], int]) -> Self:
+        check_vocabulary(self.vocabulary, count())
         return self.model_copy(update={"vocabulary": self.vocabulary or count()})
 
     def sizes(self, classes: int) -> dict[str, int]:

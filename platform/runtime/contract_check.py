@@ -6,7 +6,6 @@ and copy of torch's generator.
 """
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.own_code_errors import own_error
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.experiment import Experiment
-from hedgerow.platform.config.measures_section import PREFIXES, SUFFIXES
+from hedgerow.platform.config.measures_section import METRIC, PREFIXES, SUFFIXES
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.runtime.aggregation import Content, check_no_reuse, content_of
 from hedgerow.platform.runtime.engine import Samples
@@ -67,9 +66,6 @@ FEWER = 3
 
 ROUNDING = 1 + 1e-6
 """Factor that changes numbers by about as much as rounding."""
-
-METRIC = re.compile(r"(?!\.)[\w. -]+(/(?!\.)[\w. -]+)*|@.*")
-"""Names of metrics that MLflow records, and those for middleware."""
 
 RESERVED = ("epsilon", "attackers", "staleness_", *PREFIXES)
 """Beginnings of names of a record's other entries."""
@@ -246,6 +242,12 @@ class _Contract(Middleware):
                 raise ContractError(
                     f"`evaluate` returns {_kind(result)}; return two Aggregates, for the test set and for the clients"
                 )
+            for metric in self.inner.task.scoring.names:
+                if any(len(one.contributed) and metric not in one.metrics for one in result):
+                    raise ContractError(
+                        f"`evaluate` returns an Aggregate whose step does not report {metric!r}; report all that "
+                        "`evaluate_client` of `Algorithm` reports"
+                    )
         elif result is None:
             raise ContractError("`round` returns nothing; return the new server state at its end")
         elif not _is_tree(result):
@@ -303,8 +305,9 @@ class _Contract(Middleware):
                     "empty if there are none"
                 )
         for metric, value in ((name, value) for name, value in result.metrics.items() if name != PREDICTIONS):
-            if self.trains:
-                _check_name(metric, name)
+            _check_name(metric, name)
+            if metric == "server_correct":
+                raise ContractError(f"{name} reports {metric!r}, a name of the server's own scores; choose another")
             if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"
                 raise ContractError(f"{name} reports the metric {metric!r} {shape}; report one number, a 0-d tensor")
@@ -514,7 +517,7 @@ class _DryRun:
 
 def _check_name(metric: Any, who: str) -> None:
     """Raise ContractError for a name of a metric that MLflow refuses, with all other metrics of the round."""
-    if not isinstance(metric, str) or not METRIC.fullmatch(metric):
+    if not isinstance(metric, str) or not (METRIC.fullmatch(metric) or metric.startswith("@")):
         raise ContractError(
             f"{who} reports the metric {metric!r}; name it by letters, digits, spaces and _ - . / alone"
         )

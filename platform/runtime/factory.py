@@ -25,7 +25,7 @@ from hedgerow.platform.config.registries import ModelConfig, algorithm_class
 from hedgerow.platform.config.teacher_section import Teacher
 from hedgerow.platform.data import Dataset, Partition
 from hedgerow.platform.data.content_hash import names_hash
-from hedgerow.platform.data.dataset import mistake_in_units
+from hedgerow.platform.data.dataset import mistake_in
 from hedgerow.platform.data.public_pool import hold_back, with_public
 from hedgerow.platform.data.sampling import steps_per_client
 from hedgerow.platform.data.sources.cache import load_dataset
@@ -211,7 +211,7 @@ def check(experiment: Experiment, data_root: Path | None, given: Data | None = N
         check_server(experiment.tracking.uri)
     if experiment.checkpoints.storage:
         check_storage(experiment.checkpoints.storage)
-    if given and (problem := mistake_in_units(given[0])):
+    if given and (problem := mistake_in(given[0])):
         raise UserError(f"data=: the data set {problem}")
     dataset, partition = _validated(experiment, *given) if given else build_data(experiment, data_root)
     check_task(experiment, dataset, partition)
@@ -337,7 +337,7 @@ def build_module(experiment: Experiment, dataset: Dataset, seed: int | None = No
 def _module(config: ModelConfig, dataset: Dataset, seed: int) -> torch.nn.Module:
     with seeded(seed), fits("task.model"):
         if isinstance(config, Model) and dataset.is_tokens:
-            config = config.for_tokens(lambda: dataset.vocabulary)
+            config = config.for_tokens(dataset.classes, lambda: dataset.vocabulary)
         tokens = dataset.x_train if dataset.is_tokens else None
         return build_model(
             config, dataset.sample_shape, dataset.classes, tokens, dataset.targets, dataset.output_shapes
@@ -421,7 +421,8 @@ def task_on(dataset: Dataset, module: torch.nn.Module) -> Task:
     task = Task(module, sample_shape=dataset.sample_shape, targets=dataset.targets, train_mode=mode)
     if dataset.is_tokens:
         return task
-    return replace(task, mean=torch.tensor(dataset.mean), std=torch.tensor(dataset.std))
+    mean, std = (torch.tensor(value, dtype=torch.float32) for value in (dataset.mean, dataset.std))
+    return replace(task, mean=mean, std=std)
 
 
 def build_algorithms(experiments: list[Experiment], dataset: Dataset, partition: Partition) -> list[ComposedAlgorithm]:

@@ -64,6 +64,27 @@ class Twice(Sizes):
         return [np.arange(10), np.arange(5, 20)]
 
 
+class Named(Sizes):
+    """A dictionary of clients."""
+
+    def assign(self, labels, classes, natural, rng):
+        return dict(enumerate(super().assign(labels, classes, natural, rng)))
+
+
+class Owners(Sizes):
+    """The client of each sample."""
+
+    def assign(self, labels, classes, natural, rng):
+        return rng.integers(0, self.clients, len(labels))
+
+
+class Unseeded(Sizes):
+    """Another partition in each command."""
+
+    def assign(self, labels, classes, natural, rng):
+        return np.array_split(np.random.permutation(len(labels)), self.clients)
+
+
 class Letters(Blobs):
     """Labels that are no numbers."""
 
@@ -196,6 +217,9 @@ def test_mistakes_are_named_with_their_key(here):
         ({"partition": {"kind": "mine.Sizes"}}, "task.partition.clients is missing; add `clients: ...` under task"),
         ({"partition": partition | {"kind": "mine.Blobs"}}, "task.partition.kind: 'mine.Blobs' is not a partition"),
         ({"partition": partition | {"kind": "mine.Twice"}}, "task.partition.kind: Twice.assign deals a sample twice"),
+        ({"partition": partition | {"kind": "mine.Named"}}, "task.partition.kind: Named.assign returns dict; return"),
+        ({"partition": partition | {"kind": "mine.Owners"}}, "Owners.assign returns other numbers of dimensions than"),
+        ({"partition": partition | {"kind": "mine.Unseeded"}}, "Unseeded.assign draws from NumPy's or Python's gener"),
         ({"public": {"data": {"name": "mine.Blob"}}}, "task.public.data.name: module 'mine' has no 'Blob'"),
     ):  # fmt: skip
         assert sentence in refused(change)

@@ -120,6 +120,11 @@ def test_mistakes_are_refused_in_one_sentence(tmp_path):
     assert f"task.data.label: {tmp_path}/tables has tables; name the column of the label" in unnamed
     uneven = refusal(tmp_path, name="client_folders", path="images")
     assert f"task.data.size: the images under {tmp_path}/images have different sizes; set one size" in uneven
+    for part in ("Train", "test"):
+        write(tmp_path / "parts", "npz", part, np.arange(3))
+    assert "parts has the folders train/ and test/, which would be two clients; put both into the folder of each" in (
+        refusal(tmp_path, **settings("npz") | {"path": "parts"})
+    )
     write(tmp_path / "clients", "csv", "anna", np.arange(3))
     assert "has files of several formats (.csv, .npz); use one" in refusal(tmp_path, **settings("npz"))
 

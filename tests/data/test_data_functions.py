@@ -19,6 +19,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment, load_experiment, parse_experiment, read_experiment
 from hedgerow.platform.data import Dataset as OwnDataset
 from hedgerow.platform.data.content_hash import content_hash
+from hedgerow.platform.runtime.factory import task_on
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.search_file import load_search
@@ -229,6 +230,36 @@ def test_a_data_set_is_taken_as_it_is(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"x_train": np.where(STORED[7, 2] == STORED, np.nan, STORED)}, "NaN or infinity in x_train, sample 7"),
+        ({"x_test": np.where(STORED[9, 0] == STORED, np.inf, STORED)}, "NaN or infinity in x_test, sample 9"),
+        ({"x_test": STORED[:, :4]}, "x_test of shape (60, 4), and x_train of (60, 5); give images (n, C, H, W)"),
+        ({"x_train": STORED[:, 0], "x_test": STORED[:, 0]}, "x_train of shape (60,)"),
+        ({"x_train": STORED.tolist()}, "x_train of type list; give a NumPy array"),
+        ({"y_train": torch.from_numpy(Y)}, "y_train of type Tensor; give a NumPy array"),
+        ({"train_clients": [0] * 60}, "train_clients of type list; give a NumPy array"),
+        ({"splits": np.zeros(60)}, "other numbers in splits than 0"),
+        ({"class_names": None}, "names 0 classes but has 3"),
+        ({"x_train": STORED.astype(np.int32), "is_tokens": True}, "a token below 0 in x_train, sample 1"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_mistakes_in_a_data_set_are_named(change, sentence, monkeypatch):
+    mine = OwnDataset("mine", STORED, Y, STORED, Y, 3, STORED.mean(0), STORED.std(0), ("a", "b", "c"))
+    with pytest.raises(UserError) as caught:
+        returns(replace(mine, **change), monkeypatch)
+    assert sentence in str(caught.value)
+
+
+def test_a_mean_in_double_precision_normalises_in_single():
+    mean, std = X.mean(0), X.std(0)
+    mine = OwnDataset("mine", STORED, Y, STORED, Y, 3, mean, std, ("a", "b", "c"))
+    prepared = task_on(mine, torch.nn.Linear(5, 3)).prepare(torch.from_numpy(STORED))
+    torch.testing.assert_close(prepared, torch.from_numpy(((X - mean) / std).astype(np.float32)))
+
+
 def test_images_of_a_torch_data_set(monkeypatch):
     pictures = [Image.fromarray(np.full((5, 6, 3), i, np.uint8)) for i in range(60)]
     data = returns(Pairs(lambda i: (pictures[i], "xy"[i % 2])), monkeypatch)
@@ -249,11 +280,15 @@ def test_images_of_a_torch_data_set(monkeypatch):
         ({"a": PAIR, "b": (X, Y[:4])}, "made.load, client b, has 60 samples and 4 labels"),
         ([PAIR, (X[:, :3], Y)], "made.load, client 1, has samples of shape (3,) and float64, and client 0 of (5,)"),
         ([PAIR, (X, Y.astype(str))], "made.load, client 1, has labels of <U21, and the clients before have int64"),
+        ([PAIR, (X, np.eye(3, dtype=int)[Y])], "made.load, client 1, has labels of shape (3,), and the clients before"),
+        ({"train": PAIR, "val": PAIR, "test": PAIR}, "made.load gives a part with keys train, val, test; use `train`"),
+        ({"test": PAIR, "training": PAIR}, "made.load gives a part with keys test, training; use `train` and `test`"),
         ([X, Y], "made.load, client 0, gives ndarray; give (x, y) of each client, or ((x, y), (x_test, y_test))"),
         ({"a": {"trian": PAIR}}, "made.load, client a, gives a part with keys trian; use `train` and `test`"),
         ({"x_train": X, "y_train": Y, "xtest": X}, "gives the key 'xtest'; did you mean 'x_test'? (allowed: channel"),
         ({"x_train": X}, "gives x_train without y_train; give both"),
         ({"x_train": X, "y_train": Y, "y_test": Y}, "gives y_test without x_test; give both"),
+        ({"x_train": X, "y_train": Y, "class_names": 3}, "gives class_names 3; give a list of names"),
         ({"x_train": X, "y_train": Y, "channels": "any"}, "gives channels 'any'; give first or last"),
         (Pairs(length=0), "gives a Pairs without items"),
         (ChainDataset([Stream()]), "gives a ChainDataset whose length fails: TypeError"),

@@ -208,15 +208,17 @@ def test_a_class_without_deeper_folders_is_no_stray_image(tmp_path):
         (("seg_train/seg_train", "seg_test/seg_test", "seg_pred/seg_pred"), ("forest", "sea"), ""),
         (("photo", "sketch", "cartoon"), ("cat", "dog"), "give `path: {}/cartoon`, or "),
         (("PACS/photo", "PACS/sketch"), ("cat", "dog"), "give `path: {}/PACS/photo`, or "),
+        (("train/photo", "train/sketch", "test/photo", "test/sketch"), ("cat", "dog"), None),
     ],
 )
 def test_folders_above_the_classes_are_no_classes(tmp_path, tops, classes, fix):
     names = [f"{top}/{label}/{i}.png" for top in tops if "pred" not in top for label in classes for i in "01"]
     laid_out(tmp_path / "x", [*names, *(f"{top}/2.png" for top in tops if "pred" in top)])
-    place = f"{tmp_path}/x/PACS" if "PACS" in tops[0] else f"{tmp_path}/x"
+    place = f"{tmp_path}/x" + ("/PACS" if "PACS" in tops[0] else "/train" if fix is None else "")
     assert refusal(tmp_path) == (
         f"task.data.path: several folders at the top of {place} have the same folders ({', '.join(classes)}); "
-        f"{fix.format(tmp_path / 'x')}rename the folders to train/ and test/, directly above the classes"
+        + ("sort the images into train/CLASS/* and test/CLASS/*" if fix is None else fix.format(tmp_path / "x"))
+        + ("rename the folders to train/ and test/, directly above the classes" if fix is not None else "")
     )
 
 

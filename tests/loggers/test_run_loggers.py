@@ -142,6 +142,19 @@ class Undeclared(Logger):
         return {"one": 1}
 
 
+class Single(Undeclared):
+    """A name without a tuple."""
+
+    adds = "one"
+
+
+class Odd(Undeclared):
+    """Adds a metric with a name that MLflow refuses."""
+
+    def __init__(self, name):
+        self.adds = (name,)
+
+
 class Confused(Logger):
     """Fails with an error of Hedgerow's own."""
 
@@ -380,7 +393,10 @@ def test_loggers_decide_in_each_trial_of_a_search(tmp_path):
         ({"name": f"{__name__}.Meddling", "args": {"colour": 1}}, "cannot be created from its args"),
         (f"{__name__}.Misspelt", "has a method ad_metrics, which is never called; did you mean 'add_metrics'"),
         (f"{__name__}.Idle", "has no hook"),
-        (f"{__name__}.Undeclared", "has add_metrics, and its `adds` is empty"),
+        (f"{__name__}.Undeclared", r"has add_metrics, and its `adds` is \(\); set it to a tuple"),
+        (f"{__name__}.Single", "has add_metrics, and its `adds` is 'one'; set it to a tuple of their names"),
+        ({"name": f"{__name__}.Odd", "args": {"name": "top@5"}}, "adds the metric 'top@5'; name it by letters, digits"),
+        ({"name": f"{__name__}.Odd", "args": {"name": 3}}, "adds the metric 3; name it by letters, digits, spaces"),
         (f"{__name__}.fresh", "is not a logger; name a class that derives from Logger"),
     ],
 )

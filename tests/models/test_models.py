@@ -74,6 +74,23 @@ class Changing(nn.Sequential):
     def __init__(self):
         super().__init__(nn.ReLU(inplace=True), nn.Linear(6, 3))
 
+class Freezing(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 4), nn.Linear(4, 3))
+
+    def forward(self, x):
+        hidden = self[0].requires_grad_(False)(x)
+        self[0].requires_grad_()
+        return self[1](hidden)
+
+class Frozen(Freezing):
+    def __init__(self):
+        super().__init__()
+        self[0].requires_grad_(False)
+
+    def forward(self, x):
+        return self[1](self[0].requires_grad_(False)(x.clone().requires_grad_()))
+
 def make():
     return Net(2)
 """
@@ -108,8 +125,12 @@ def parameters(module):
 def test_the_vocabulary_is_that_of_the_data():
     assert build("char_lstm", {}, (7,), 80).embedding.num_embeddings == 80
     assert sum(p.numel() for p in build("char_lstm", {}, (80,), 80).parameters()) == 133520
-    with pytest.raises(UserError, match=r"task.model.vocabulary: 12 is less than the 65 characters of the data"):
-        build("char_lstm", {"vocabulary": 12}, (7,), 65)
+    for given, classes, tokens, embeddings in ((None, 80, 70, 80), (None, 3, 9, 9), (12, 20, 12, 12)):
+        section = parse({"name": "char_lstm", "vocabulary": given}).for_tokens(classes, lambda tokens=tokens: tokens)
+        net = section.build((7,), classes)
+        assert (net.embedding.num_embeddings, net.output.out_features) == (embeddings, classes)
+    with pytest.raises(UserError, match=r"task.model.vocabulary: the data have 65 tokens, not 12; raise it, or remove"):
+        parse({"name": "char_lstm", "vocabulary": 12}).for_tokens(65, lambda: 65)
 
 
 def refusal(name, options, shape, classes=3, is_tokens=False):
@@ -337,11 +358,17 @@ def test_recurrent_layers_of_the_users_take_turns(own):
         ("{own}.Net", {"width": 2, "classes": 4}, "task.model: {own}.Net returns (2, 4) for a batch of shape (2, 6)"),
         ("{own}.Pair", {}, "task.model: {own}.Pair returns tuple for a batch of shape (2, 6); logits of shape (2, 3)"),
         ("{own}.Reader", {}, "task.model: {own}.Reader fails on a batch of shape (2, 6)"),
+        ("{own}.Freezing", {}, "task.model: {own}.Freezing sets `requires_grad` of its parameters in a call, and"),
         ("{own}.Changing", {}, "task.model: {own}.Changing changes its input in place, and other models may read"),
     ],
 )
 def test_mistakes_with_a_model_of_the_users(own, path, args, sentence):
     assert refusal(path.format(own=own), {"args": args}, (6,)).startswith(sentence.format(own=own))
+
+
+def test_a_call_may_freeze_what_is_frozen_and_ask_for_gradients_of_its_input(own):
+    module = build_model(parse({"name": f"{own}.Frozen"}), (6,), 3)
+    assert [name for name, p in module.named_parameters() if p.requires_grad] == ["1.weight", "1.bias"]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_runs_are_of_one_experiment_when_their_arrays_are_equal(tmp_path):
     assert "learns `mlp` on `test`" in run_text(runs["a"])
 
 
-def test_a_mean_or_std_in_other_units_is_refused(tmp_path):
+def test_a_mistake_in_a_data_set_is_refused(tmp_path):
     experiment = small(tmp_path / "runs", **SETTINGS)
     dataset, partition = own(experiment)
     large = replace(dataset, x_train=255 * dataset.x_train)
@@ -161,7 +161,8 @@ def test_a_mean_or_std_in_other_units_is_refused(tmp_path):
         ("std", np.full(dataset.sample_shape, 0.5, np.float32), "but its samples have"),
         ("std", np.zeros(dataset.sample_shape, np.float32), "has a `std` with NaN, infinity or a deviation that is"),
         ("mean", np.zeros(3, np.float32), "has a `mean` that does not broadcast against samples of shape"),
+        ("x_test", np.full_like(dataset.x_test, np.nan, np.float32), "has NaN or infinity in x_test, sample 0; remove"),
     ):
-        with pytest.raises(UserError, match=rf"data=: the data set has .*`{field}`") as caught:
+        with pytest.raises(UserError, match=rf"data=: the data set has .*{field}") as caught:
             hedgerow.run(experiment, data=(replace(large, **{field: value}), partition), show=False)
         assert sentence in str(caught.value)

@@ -500,6 +500,24 @@ class CountsCorrect(Plain):
         return update, state, {**metrics, "fully_correct": 0 * metrics["loss"] + 3}
 
 
+class ScoresMore(Plain):
+    more: ClassVar = {"top@5_correct", "top@5_loss"}
+
+    def evaluate_client(self, hp, down, state, data):
+        update, state, metrics = super().evaluate_client(hp, down, state, data)
+        return update, state, metrics | dict.fromkeys(self.more, metrics["loss"])
+
+
+class ScoresServer(ScoresMore):
+    more: ClassVar = {"server_correct", "server_loss"}
+
+
+class ScoresLoss(Plain):
+    def evaluate_client(self, hp, down, state, data):
+        update, state, metrics = super().evaluate_client(hp, down, state, data)
+        return update, state, {"loss": metrics["loss"], "samples": metrics["samples"]}
+
+
 class NamesPrecision(Plain):
     def train(self, hp, down, state, data):
         update, state, metrics = super().train(hp, down, state, data)

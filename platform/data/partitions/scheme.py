@@ -1,12 +1,13 @@
 """Base class of all partition schemes: a section of the experiment file that deals samples to clients."""
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from hedgerow.algorithms.core.hyperparameters import Rule
+from hedgerow.algorithms.core.keyed_random import other_generators
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.data.dataset import Dataset
@@ -119,14 +120,16 @@ class SplitScheme(PartitionScheme):
     def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:
         labels = labels[: len(labels) - lent]
         natural = None if natural is None else natural[: len(labels)]
+        generators, place = other_generators(), f"task.partition.kind: {type(self).__name__}.assign"
         groups = self.assign(labels, classes, natural, np.random.default_rng([seed, 43]))
-        order = np.concatenate(groups) if groups else np.zeros(0, np.int64)
-        if problem := _problem(order, len(labels)):
+        if other_generators() != generators:
             raise UserError(
-                f"task.partition.kind: {type(self).__name__}.assign {problem}; return an array of sample indices for "
-                "each client"
+                f"{place} draws from NumPy's or Python's generator, which no seed determines; draw from `rng`"
             )
-        partition = self._kept(order.astype(np.int64), np.array([len(group) for group in groups], dtype=np.int64))
+        if problem := _problem(groups, len(labels)):
+            raise UserError(f"{place} {problem}; return a list with an array of sample indices for each client")
+        order = np.concatenate(groups).astype(np.int64)
+        partition = self._kept(order, np.array([len(group) for group in groups], dtype=np.int64))
         if self.upper_level_by == "class":
             partition = _validated_by_class(partition, labels)
         return _noisy(partition, labels, classes, self.noise, seed) if self.noise[1] else partition
@@ -148,12 +151,16 @@ def grouped(owners: np.ndarray, clients: int) -> list[np.ndarray]:
     return np.split(by_owner, np.cumsum(np.bincount(owners, minlength=clients))[:-1])
 
 
-def _problem(order: np.ndarray, samples: int) -> str | None:
+def _problem(groups: Any, samples: int) -> str | None:
     """Error in the dealt samples; None if there is none."""
-    if not len(order):
+    if not isinstance(groups, list | tuple | np.ndarray):
+        return f"returns {type(groups).__name__}"
+    if any(np.ndim(group) != 1 for group in groups):
+        return "returns other numbers of dimensions than 1 for a client"
+    if not len(groups) or not len(order := np.concatenate(groups)):
         return "deals no samples"
-    if order.ndim != 1 or not np.issubdtype(order.dtype, np.integer):
-        return f"deals {order.dtype} of {order.ndim} dimensions"
+    if not np.issubdtype(order.dtype, np.integer):
+        return f"deals {order.dtype}"
     if order.min() < 0 or order.max() >= samples:
         return f"deals samples outside the {samples} for training"
     return "deals a sample twice" if np.bincount(order).max() > 1 else None

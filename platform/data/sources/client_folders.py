@@ -73,6 +73,11 @@ class ClientFolders(Source):
                 f"task.data.path: {path.absolute()} is no folder with a folder for each client; create it, or give "
                 "--data-root"
             )
+        if {"train", TEST} <= {folder.name.lower() for folder in folders}:
+            raise UserError(
+                f"task.data.path: {path} has the folders train/ and test/, which would be two clients; put both into "
+                "the folder of each client, or choose image_folder, csv or parquet as `task.data.name`"
+            )
         found = {folder: [p for p in _listed(folder) if p.suffix.lower() in FORMATS] for folder in folders}
         formats = sorted({file.suffix.lower() for files in found.values() for file in files})
         if len(formats) > 1:

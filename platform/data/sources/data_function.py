@@ -1,7 +1,7 @@
 """A user's own function that returns the data, named by its dotted path."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def _is_of_arrays(data: Any) -> bool:
 def has_clients(data: Any) -> bool:
     """Whether it is a list, or a dictionary, with a part for each client."""
     # Otherwise the arrays x and y, or the parts train and test, would be two clients of these names.
-    is_halves = isinstance(data, Mapping) and "train" in data and data.keys() <= {"train", "test"}
+    is_halves = isinstance(data, Mapping) and not data.keys().isdisjoint(("train", "test"))
     return isinstance(data, list | Mapping) and not (_is_of_arrays(data) or is_halves)
 
 
@@ -109,6 +109,9 @@ def _of_arrays(values: Mapping[str, Any], at: str) -> tuple[RawSplit, RawSplit |
             raise UserError(f"{at} gives the key {key!r}{nearest(str(key), known)} (allowed: {', '.join(known)})")
     if (channels := values.get("channels")) not in (None, "first", "last"):
         raise UserError(f"{at} gives channels {channels!r}; give first or last")
+    names = values.get("class_names")
+    if names is not None and (isinstance(names, str) or not isinstance(names, Collection)):
+        raise UserError(f"{at} gives class_names {names!r}; give a list of names")
     for key, other in (("y_train", "x_train"), ("x_train", "y_train"), ("x_test", "y_test"), ("y_test", "x_test")):
         if values.get(other) is not None and values.get(key) is None:
             raise UserError(f"{at} gives {other} without {key}; give both")

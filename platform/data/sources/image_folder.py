@@ -151,8 +151,8 @@ def _placed(path: Path, is_whole: bool) -> dict[PurePosixPath, tuple[str, str]]:
                 "train/CLASS/* and test/CLASS/*, or rename the folder"
             )
         groups[part][name] = (*rest,) if part else (top, *rest)
-    if not divided:
-        _check_top_folders(path, start, below, is_whole)
+    tops = {name: folders for name, folders in groups["train"].items() if folders} if divided else below
+    _check_top_folders(path, start + divided, tops, is_whole, divided)
     annotations = _annotated(path)
     classes = {part: _classes(folders, annotations) for part, folders in groups.items()}
     if groups["val"] and not classes["test"] and not classes["val"]:
@@ -195,10 +195,13 @@ def _wrappers(names: list[PurePosixPath]) -> int:
     return next(ends, len(levels) - 1)
 
 
-def _check_top_folders(path: Path, start: int, below: dict[PurePosixPath, tuple[str, ...]], is_whole: bool) -> None:
+def _check_top_folders(
+    path: Path, start: int, below: dict[PurePosixPath, tuple[str, ...]], is_whole: bool, divided: bool
+) -> None:
     """Raises UserError if the classes seem to be below the top folders, which are then domains or parts.
 
-    start: number of folders around the top folders. below: folders of each image, from its top folder.
+    start: number of folders around the top folders. below: folders of each image, from its top folder. divided: whether
+    the top folders are those of train/.
     """
     deeper: dict[str, set[tuple[str, ...]]] = {}
     for top, *rest in below.values():
@@ -214,10 +217,11 @@ def _check_top_folders(path: Path, start: int, below: dict[PurePosixPath, tuple[
     top = next(top for top, names in inner.items() if names & same)
     place = path.joinpath(*next(iter(below)).parts[:start])
     rename = "rename the folders to train/ and test/, directly above the classes"
+    rename = "sort the images into train/CLASS/* and test/CLASS/*" if divided else rename
     alone = f"give `path: {place / top}`" if path.is_dir() else "unpack the file and give one of them as `path`"
     raise UserError(
         f"task.data.path: several folders at the top of {place} have the same folders ({_listing(same)}); "
-        + (rename if has_parts or not is_whole else f"{alone}, or {rename}")
+        + (rename if has_parts or divided or not is_whole else f"{alone}, or {rename}")
     )
 
 

@@ -194,6 +194,11 @@ def joined(splits: list[tuple[int, RawSplit]], names: Sequence[Any], at: str) ->
             )
         if ys and (y.dtype.kind in "UT") != (ys[0].dtype.kind in "UT"):
             raise UserError(f"{here} has labels of {y.dtype}, and the clients before have {ys[0].dtype}; use one type")
+        if ys and y.shape[1:] != ys[0].shape[1:]:
+            raise UserError(
+                f"{here} has labels of shape {y.shape[1:]}, and the clients before have {ys[0].shape[1:]}; use one "
+                "shape"
+            )
         xs.append(x)
         ys.append(y)
         sizes.append(len(x))
