@@ -387,6 +387,11 @@ BAD = {
         "{grid: [0.1], when: {algorithm.mu: 3}}",
         "search.space.algorithm.lr: its condition {'algorithm.mu': 3} never holds",
     ),
+    "a condition of drawn values that never holds": (
+        "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
+        "samples: 2\n  space:\n    algorithm.lr: {uniform: [0.1, 0.2], when: {algorithm.name: fedprx}}",
+        "search.space.algorithm.lr: its condition {'algorithm.name': 'fedprx'} never holds",
+    ),
     "a draw in a grid": (
         "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
         "kind: grid\n  samples: 2\n  space:\n    algorithm.lr: {uniform: [0.1, 0.2]}",
