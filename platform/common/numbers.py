@@ -123,8 +123,8 @@ def number(
     """A value as text: "95.0 %", a loss with three decimals, "1.2 MB", "12.3 s", "12,345", or four significant digits.
 
     Missing values are "-"; settings that are not numbers are written as in a file. targets: see `percent`. digits:
-    significant digits of plain numbers. decimals: of percentages, sizes, seconds and plain numbers; -1: scientific.
-    largest: size whose prefix is used.
+    significant digits of plain numbers. decimals: of percentages, sizes, seconds, means of counts and plain numbers;
+    -1: scientific. largest: size whose prefix is used.
     """
     if value is None:
         return "-"
@@ -146,7 +146,7 @@ def number(
         fixed = ",.0f" if abs(value) >= 1000 else ".3g" if decimals is None else f".{decimals}f"
         return f"{value:{fixed}} s"
     if unit in LARGE:
-        usual = f"{value:.3f}" if unit == "loss" else f"{value:,.0f}"
+        usual = f"{value:.3f}" if unit == "loss" else f"{value:,.{decimals or 0}f}"
         return usual if abs(value) < LARGE[unit] else f"{value:.{2 if unit == 'loss' else 3}e}"
     if decimals is not None:
         return f"{value:.3e}" if decimals < 0 else f"{value:.{decimals}f}"
@@ -165,7 +165,7 @@ def column(values: Sequence[Any], unit: str = "", targets: Sequence[float] = ())
     largest, decimals = max(sizes, default=0), None
     if unit == "%":
         decimals = max((len(percent(one, targets).partition(".")[2]) - 2 for one in numbers), default=1)
-    elif unit in ("", "B", "s") and any(sizes) and not (unit == "" and all(isinstance(one, int) for one in numbers)):
+    elif unit not in ("loss", "setting") and any(sizes) and (unit or not all(isinstance(one, int) for one in numbers)):
         scale = 1000 ** _prefix(largest) if unit == "B" else 1
         needed = [_decimals(one / scale, 3 if unit else 4) for one in sizes]
         decimals = min(max(needed), max(2, needed[sizes.index(largest)]))

@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -157,9 +157,18 @@ def lines(
     ends = "; ".join(f"{one.label}: {number(one.points[-1][1], unit)}" for one in curves[:12])
     text = f"{y_label} against {x_label}, {len(curves)} line{'s' * (len(curves) > 1)}. At the end {ends}."
     keys = {one.label: one.index for one in curves}
-    points = {one.label: {x: MeanStd(y, s, 0) if one.spread else y for (x, y), s in one.pairs} for one in curves}
-    shown = sorted({x for by_x in points.values() for x in by_x})
-    data = _table(x_label, shown, {label: [by_x.get(x) for x in shown] for label, by_x in points.items()}, unit)
+    # Several points may have the same x: a round may transmit nothing.
+    points = {
+        one.label: {
+            (x, place): MeanStd(y, s, 0) if one.spread else y
+            for x, same in groupby(one.pairs, key=lambda pair: pair[0][0])
+            for place, ((_, y), s) in enumerate(same)
+        }
+        for one in curves
+    }
+    shown = sorted({at for values in points.values() for at in values})
+    columns = {label: [values.get(at) for at in shown] for label, values in points.items()}
+    data = _table(x_label, [x for x, _ in shown], columns, unit)
     return Chart(title, draw, keys, text, data, note.strip())
 
 

@@ -23,7 +23,15 @@ from hedgerow.searchspaces.spaces.search_section import (
     evaluated_metrics,
     search_file,
 )
-from hedgerow.searchspaces.spaces.space import Overrides, Space, configurations, corners, frozen, with_overrides
+from hedgerow.searchspaces.spaces.space import (
+    Overrides,
+    Space,
+    configurations,
+    corners,
+    frozen,
+    may_hold,
+    with_overrides,
+)
 
 SEARCHABLE = (
     *("algorithm", "task.model", "task.partition", "seed", "clients_per_round"),
@@ -142,7 +150,7 @@ def parse_search(values: dict[str, Any], lines: Lines | None = None, source: str
         search.check(experiment)
         resolved = experiment.model_dump(mode="json")
         configs = configurations(search.space, resolved, search.samples, experiment.seed)
-        _check_conditions(search.space, configs)
+        _check_conditions(search.space, configs, resolved)
     except UserError as error:
         raise UserError(f"{_place(str(error), lines, source)}: {error}") from None
     # Some corners are also configurations.
@@ -269,9 +277,12 @@ def _check_noise(search: SearchKind, experiment: Experiment) -> None:
         )
 
 
-def _check_conditions(space: Space, found: list[Overrides]) -> None:
+def _check_conditions(space: Space, found: list[Overrides], values: dict[str, Any]) -> None:
+    """Raises UserError when a key never has a value. values: the experiment file."""
     for key, entry in space.items():
-        if entry.form == "grid" and not any(key in overrides for overrides in found):
+        # The draws of other keys may miss a condition by chance.
+        never = entry.form == "grid" and not any(key in overrides for overrides in found)
+        if never or not may_hold(entry.when, space, values):
             raise UserError(f"search.space.{key}: its condition {entry.when} never holds; fix or remove `when`")
 
 

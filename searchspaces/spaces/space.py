@@ -80,6 +80,15 @@ def holds(when: dict[str, Any], space: Space, chosen: Overrides, values: dict[st
     return True
 
 
+def may_hold(when: dict[str, Any], space: Space, values: dict[str, Any]) -> bool:
+    """Whether every key of a condition has one of its values in the file or among those of the space."""
+    for key, condition in when.items():
+        known = space[key].grid or space[key].choice if key in space else [value_at(values, key)]
+        if known and not any(value in known for value in (condition if isinstance(condition, list) else [condition])):
+            return False
+    return True
+
+
 def ordered(space: Space) -> list[str]:
     """Keys, each after the keys that its condition depends on. Raises UserError when conditions are circular."""
     order: list[str] = []

@@ -15,6 +15,9 @@ def test_what_is_not_finite_is_left_out_and_nothing_is_no_chart():
     gap = lines("t", [Series("a", [(1, 0.5), (2, float("nan")), (3, 0.7)])], "round", "loss")
     assert gap.data.cells == {"round": ["1", "3"], "a": ["0.5", "0.7"]}
     assert lines("t", [Series("a", [(1, float("inf"))])], "round", "loss") is None
+    # A round that transmits nothing has the traffic of the one before.
+    still = lines("t", [Series("a", [(8, 0.5), (8, 0.75)]), Series("b", [(8, 0.25), (9, 1.0)])], "traffic", "accuracy")
+    assert still.data.cells == {"traffic": ["8", "8", "9"], "a": ["0.50", "0.75", "-"], "b": ["0.25", "-", "1.00"]}
     assert svg(lines("t", [Series("a", [(1, 0.5)])], "round", "accuracy", "%")).count("<use ") == 1
 
 

@@ -123,6 +123,7 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     one, other = (run for run in read_all([str(folder.path) for folder in runs[:2]]).runs)
     # The second has done two rounds more, and sent twice as much in each.
     more = [r | {"round": r["round"] + 2, "transmissions": r["transmissions"] + 2} for r in other.records[-2:]]
+    more[0]["dropped"] += 1
     longer = [r | {"bytes_up": 3 * r["bytes_up"]} for r in [*other.records, *more]]
     groups = group_by_seed([one, replace(other, records=longer)])[0]
     spent = [run.summary["transmissions"] for run in groups[0].runs]
@@ -134,6 +135,7 @@ def test_counts_are_means_over_seeds_as_the_page_says(runs):
     (never,) = (part for part in found["targets"].parts if part.title == "To 99 % test accuracy")
     assert never.texts[0]["rounds"] == "7+"
     assert sent["transmissions per round"] == number(sum(spent) / 14)
+    assert sent["left out"] == "0.5"
 
 
 def test_the_worst_tenth_of_twelve_clients_are_two_of_them(runs):

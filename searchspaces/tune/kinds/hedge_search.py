@@ -29,6 +29,9 @@ from hedgerow.searchspaces.spaces.search_section import (
 BOUNDED = ("fixed", "tuned", "anytime", "adahedge")
 """Rates whose regret has a bound with stopped experts."""
 
+RATES = {"gamma": ("fixed", "fixed_share"), "share": ("fixed_share",), "exploration": ("exp3", "exp3_ix")}
+"""Rates that use each of these keys."""
+
 COMEBACK = 0.05
 """`comeback` on a stream whose file does not say it."""
 
@@ -200,8 +203,6 @@ class HedgeSearch(SearchKind):
         self._check_allocation(experiment)
         self._check_raw()
         check_range("search.range", self.mode, self.range, self.rate == "adahedge")
-        if self.exploration is not None and self.rate not in ("exp3", "exp3_ix"):
-            raise UserError(f"search.exploration: rate {self.rate} observes every expert; remove `exploration`")
         if self._rho is not None:
             self._check_comeback(experiment)
         if key := experiment.early_end:
@@ -227,6 +228,8 @@ class HedgeSearch(SearchKind):
         """Raises UserError when experts cannot be promoted here, or when a key has no effect."""
         if self.allocate == "rounds":
             self._check_without_effect("grace", "reduction", why="all experts train the same rounds")
+            keys = [key for key, rates in RATES.items() if self.rate not in rates]
+            self._check_without_effect(*keys, why=f"`rate: {self.rate}` does not use it")
             return
         if isinstance(experiment.task.partition, Stream):
             raise UserError(

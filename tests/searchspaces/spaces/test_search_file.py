@@ -320,7 +320,17 @@ BAD = {
     "exploration of a rate that observes all": (
         "kind: hedge",
         "exploration: 0.1",
-        "search.exploration: rate fixed observes every expert; remove `exploration`",
+        "search.exploration has no effect: `rate: fixed` does not use it; remove it",
+    ),
+    "a share without fixed share": (
+        "kind: hedge",
+        "share: 0.1",
+        "search.share has no effect: `rate: fixed` does not use it; remove it",
+    ),
+    "a gamma without a rate that uses it": (
+        "kind: hedge",
+        "rate: tuned\n  gamma: 0.5",
+        "search.gamma has no effect: `rate: tuned` does not use it; remove it",
     ),
     "elimination on a fixed data set": (
         "kind: hedge",
@@ -386,6 +396,11 @@ BAD = {
         "[0.1, 0.2]",
         "{grid: [0.1], when: {algorithm.mu: 3}}",
         "search.space.algorithm.lr: its condition {'algorithm.mu': 3} never holds",
+    ),
+    "a condition of drawn values that never holds": (
+        "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
+        "samples: 2\n  space:\n    algorithm.lr: {uniform: [0.1, 0.2], when: {algorithm.name: fedprx}}",
+        "search.space.algorithm.lr: its condition {'algorithm.name': 'fedprx'} never holds",
     ),
     "a draw in a grid": (
         "kind: hedge\n  space:\n    algorithm.lr: [0.1, 0.2]",
