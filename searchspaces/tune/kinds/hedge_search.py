@@ -228,8 +228,8 @@ class HedgeSearch(SearchKind):
         """Raises UserError when experts cannot be promoted here, or when a key has no effect."""
         if self.allocate == "rounds":
             self._check_without_effect("grace", "reduction", why="all experts train the same rounds")
-            keys = [key for key, rates in RATES.items() if self.rate not in rates]
-            self._check_without_effect(*keys, why=f"`rate: {self.rate}` does not use it")
+            unused = [key for key, rates in RATES.items() if self.rate not in rates]
+            self._check_without_effect(*unused, why=f"`rate: {self.rate}` does not use it")
             return
         if isinstance(experiment.task.partition, Stream):
             raise UserError(
