@@ -23,7 +23,7 @@ from hedgerow.platform.data.dataset import Dataset, mistake_in
 from hedgerow.platform.data.mapped_arrays import BLOCK, save
 from hedgerow.platform.data.sources.source import Source
 
-_FORMAT = 5
+_FORMAT = 6
 
 _parsing = threading.Lock()
 """NumPy parses the header of a file; in Python 3.11, parsers in two threads disturb each other (cpython#106905)."""

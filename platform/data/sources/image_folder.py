@@ -216,8 +216,9 @@ def _check_top_folders(
         return
     top = next(top for top, names in inner.items() if names & same)
     place = path.joinpath(*next(iter(below)).parts[:start])
-    rename = "rename the folders to train/ and test/, directly above the classes"
-    rename = "sort the images into train/CLASS/* and test/CLASS/*" if divided else rename
+    rename = "sort the images into train/CLASS/* and test/CLASS/*"
+    if not divided:
+        rename = "rename the folders to train/ and test/, directly above the classes"
     alone = f"give `path: {place / top}`" if path.is_dir() else "unpack the file and give one of them as `path`"
     raise UserError(
         f"task.data.path: several folders at the top of {place} have the same folders ({_listing(same)}); "
