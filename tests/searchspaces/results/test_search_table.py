@@ -148,9 +148,10 @@ def test_elsewhere_hedge_is_a_plain_line_for_every_tenth_of_its_rounds():
                 table.trial(index, records([0.5] * 100)[record["round"] - 1])
             table.hedge(record)
     lines = out.getvalue().splitlines()
+    # The losses are 0, 1/4, 1/2, 3/4: the weight after the round is 1 / (1 + 0.1^(1/4) + 0.1^(1/2) + 0.1^(3/4)).
     assert (
         lines[1]
-        == "mine: round 1/100  expected test accuracy 62.5 %  regret 0.375 (bound 0.890)  leader lr=0 (weight 25.0 %)"
+        == "mine: round 1/100  expected test accuracy 62.5 %  regret 0.375 (bound 0.890)  leader lr=0 (weight 48.6 %)"
     )
     assert lines[-1].startswith("mine: round 100/100  expected test accuracy 100.0 %  regret")
     assert lines[-1].endswith("leader lr=0 (weight 100.0 %)")
