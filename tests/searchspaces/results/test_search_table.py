@@ -6,9 +6,11 @@ import re
 import pytest
 from made_up import NAN, deployed_records, hand_made, hedge_records, records, trials
 from rich.console import Console
+from searches import plan
 
 from hedgerow.searchspaces.results.search_table import SearchTable, bar, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, best_per_metric, hedge_summary, sweep_rows
+from hedgerow.searchspaces.tune.search_command import search_table
 
 
 def show(table: SearchTable) -> str:
@@ -128,6 +130,11 @@ def test_a_trial_that_failed_is_not_the_best_one():
                 table.trial(index, record)
             table.state(index, "failed" if index == 0 else "running")
     assert out.getvalue().splitlines()[-1] == "mine: 10/20 rounds of 2 trials, best test accuracy 50.0 % (b)"
+
+
+def test_configurations_that_look_alike_have_their_numbers(tmp_path):
+    spec = plan(tmp_path, search={"space": {"algorithm.lr": [0.1, 0.10000001, 0.3]}})
+    assert search_table(spec).labels == ["000 lr=0.1", "001 lr=0.1", "lr=0.3"]
 
 
 def test_an_expert_that_failed_does_not_lead():
