@@ -184,7 +184,7 @@ def tiles(data: ReportData, groups: list[SeedGroup]) -> list[tuple[str, str, str
     if size := sum(run.summary["bytes"] for run in runs):
         figures.append(("sent", number(size, "B"), "down and up, in total"))
     figures.append(("time", number(sum(run.summary["seconds"] for run in runs), "s"), "of all rounds, in total"))
-    if data.searches and (hedge := data.searches[0].hedge):
+    if len(data.searches) == 1 and (hedge := data.searches[0].hedge):
         figures.append(("regret", number(float(hedge[-1]["regret"]), "loss"), f"of Hedge, over {len(hedge)} rounds"))
     return figures
 

@@ -109,7 +109,7 @@ class SearchTable:
             leader = self._order()[0]
             self._print(
                 f"round {round_}/{self.rounds}  {self._figures(record)}  "
-                f"leader {self.labels[leader]} (weight {percent(record['weights'][leader])}){self._left()}"
+                f"leader {self.labels[leader]} (weight {percent(record['next_weights'][leader])}){self._left()}"
             )
 
     def note(self, text: str) -> None:
@@ -256,7 +256,7 @@ def hedge_sentences(summary: RoundRecord) -> str:
         f"{summary['rounds']} rounds; the best expert in hindsight, {summary['best']}, has {losses['best_loss']}; "
         f"the total regret is {number(summary['regret'], 'loss')}{verdict}.",
         f"At the end {summary['leader']} leads with {percent(summary['leader_weight'])} of the weight; "
-        + ("no expert ever had more than 90 %." if certain is None else f"90 % was first exceeded in round {certain}."),
+        + ("no weight exceeded 90 % before." if certain is None else f"90 % was first exceeded in round {certain}."),
     ]
     if summary["stopped"]:
         lines.append(

@@ -92,7 +92,7 @@ def push_run_or_search(name: str) -> CommandOutput:
 def search_table(spec: SearchSpec) -> SearchTable:
     """Live table of a search."""
     section = spec.search
-    labels = trial_labels([Trial("", overrides, []) for overrides in spec.configurations])
+    labels = trial_labels([Trial(f"{i:03d}", overrides, []) for i, overrides in enumerate(spec.configurations)])
     if section.is_one_run:
         labels = [f"one run of {spec.experiment.algorithm.name}"]
     if section.proposes:

@@ -87,6 +87,13 @@ def test_each_hedge_search_has_a_line_of_its_own_and_seeds_a_band(run, tmp_path)
     assert list(of_hedge) == ["Hedge, expected: one", "Hedge, expected: two"]
     assert len(set(of_hedge.values())) == 2
     assert [one.name for one in accuracy.data.columns][1:3] == list(of_hedge)
+    # Of several searches, the tiles have no regret. Of losses 0 and 1/2, Hedge suffers half the weight of the second.
+    alone, together = (
+        {name: value for name, value, _ in tiles(data, group_by_seed(data.all_runs)[0])}
+        for data in map(read_all, (names[:1], names))
+    )
+    assert alone["regret"] == f"{sum(0.1 ** (t / 2) / (1 + 0.1 ** (t / 2)) for t in range(6)) / 2:.3f}"
+    assert "regret" not in together
     # Two seeds have a band.
     assert svg(accuracy).count("fill: var(--s7)") >= 1
     # The same in the search's own figures.

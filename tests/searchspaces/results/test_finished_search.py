@@ -273,9 +273,12 @@ def test_an_expert_that_failed_does_not_lead_at_the_end():
 
 
 def test_a_search_that_never_made_up_its_mind_says_so():
-    summary = hedge_summary(hand_made()[:2], ["a", "b"], "test_accuracy")
+    experts, (first, last) = [Trial(f"{i:03d}", {}, records([0.8, 0.9])) for i in range(2)], hand_made()[:2]
+    # Only the weights after the last round, in which no expert reports any more, are above 90 %.
+    rounds = [first, last | {"next_weights": [0.95, 0.05]}]
+    summary = hedge_summary(rounds, ["a", "b"], "test_accuracy", experts)
     assert summary["certain"] is None
-    assert "no expert ever had more than 90 %" in hedge_sentences(summary)
+    assert "At the end a leads with 95.0 % of the weight; no weight exceeded 90 % before." in hedge_sentences(summary)
 
 
 def test_stopped_experts_are_counted_with_their_price():

@@ -6,9 +6,11 @@ import re
 import pytest
 from made_up import NAN, deployed_records, hand_made, hedge_records, records, trials
 from rich.console import Console
+from searches import plan
 
 from hedgerow.searchspaces.results.search_table import SearchTable, bar, closing_tables
 from hedgerow.searchspaces.results.trials import Trial, best_per_metric, hedge_summary, sweep_rows
+from hedgerow.searchspaces.tune.search_command import search_table
 
 
 def show(table: SearchTable) -> str:
@@ -130,6 +132,11 @@ def test_a_trial_that_failed_is_not_the_best_one():
     assert out.getvalue().splitlines()[-1] == "mine: 10/20 rounds of 2 trials, best test accuracy 50.0 % (b)"
 
 
+def test_configurations_that_look_alike_have_their_numbers(tmp_path):
+    spec = plan(tmp_path, search={"space": {"algorithm.lr": [0.1, 0.10000001, 0.3]}})
+    assert search_table(spec).labels == ["000 lr=0.1", "001 lr=0.1", "lr=0.3"]
+
+
 def test_an_expert_that_failed_does_not_lead():
     out = io.StringIO()
     with SearchTable("mine", 3, ["a", "b", "c"], Console(file=out, width=100)) as table:
@@ -148,9 +155,10 @@ def test_elsewhere_hedge_is_a_plain_line_for_every_tenth_of_its_rounds():
                 table.trial(index, records([0.5] * 100)[record["round"] - 1])
             table.hedge(record)
     lines = out.getvalue().splitlines()
+    # The losses are 0, 1/4, 1/2, 3/4: the weight after the round is 1 / (1 + 0.1^(1/4) + 0.1^(1/2) + 0.1^(3/4)).
     assert (
         lines[1]
-        == "mine: round 1/100  expected test accuracy 62.5 %  regret 0.375 (bound 0.890)  leader lr=0 (weight 25.0 %)"
+        == "mine: round 1/100  expected test accuracy 62.5 %  regret 0.375 (bound 0.890)  leader lr=0 (weight 48.6 %)"
     )
     assert lines[-1].startswith("mine: round 100/100  expected test accuracy 100.0 %  regret")
     assert lines[-1].endswith("leader lr=0 (weight 100.0 %)")
