@@ -35,8 +35,8 @@ MESSAGE_APP = "ClientApp"
 EXAMPLES = "num_examples"
 """Metric of the client steps: number of samples that a client's `fit` or `evaluate` used."""
 
-OWN = "@own"
-"""Suffix of the metrics that the clients' own `evaluate` returns."""
+OWN = "@own/"
+"""Prefix of the metrics that the clients' own `evaluate` returns."""
 
 
 BUFFERS = "buffers"
@@ -110,7 +110,7 @@ class NumPyClients(Algorithm):
 
     def evaluation_metrics(self, server: Tree, test: Aggregate) -> dict[str, float]:
         """Means of the results of the clients' own `evaluate`, weighted by their `num_examples`."""
-        own = {name.removesuffix(OWN): values for name, values in test.metrics.items() if name.endswith(OWN)}
+        own = {name.removeprefix(OWN): values for name, values in test.metrics.items() if name.startswith(OWN)}
         samples = own.pop(EXAMPLES, None)
         has_samples = samples is not None and samples.any()
         return {
@@ -150,7 +150,7 @@ class NumPyClients(Algorithm):
             answer = client.evaluate(self._arrays(down), dict(hp.config))
         loss, examples, numbers = _parts(answer, f"`evaluate` of {hp.client_fn}", "loss")
         numbers |= _numbers({"loss": loss, EXAMPLES: examples})
-        return {}, state, {name + OWN: value for name, value in numbers.items()}
+        return {}, state, {OWN + name: value for name, value in numbers.items()}
 
     def _arrays(self, down: Tree) -> list[np.ndarray]:
         model = self.evaluate_params(down)

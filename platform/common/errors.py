@@ -11,14 +11,13 @@ from typing import TypeGuard
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a file system that has no room: disk full, quota or file size limit reached."""
 
+DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""Error numbers of a file that this user may not read or write."""
+
 
 def is_disk_full(error: object) -> TypeGuard[OSError]:
     """Whether an error says that a file system has no room."""
     return isinstance(error, OSError) and error.errno in DISK_FULL
-
-
-DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-"""Error numbers of a file that this user may not read or write."""
 
 
 def first_line(error: BaseException) -> str:
@@ -72,7 +71,7 @@ class ProcessesLost(UserError):  # noqa: N818
 
 
 class Unsaved(UserError):  # noqa: N818
-    """Raised when files of a run cannot be written, such as on a full disk. It can be resumed."""
+    """Raised when files of a run cannot be written, since the disk is full. It can be resumed."""
 
 
 @contextmanager

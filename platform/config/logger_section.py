@@ -59,7 +59,7 @@ class LoggerChoice(NamedSection):
             raise UserError(
                 f"tracking.also: {self.name} cannot be created from its args ({failure(error)}); see its __init__"
             ) from error
-        if overrides(kind, ["add_metrics"]) and (not logger.adds or isinstance(logger.adds, str)):
+        if overrides(kind, ["add_metrics"]) and not (isinstance(logger.adds, tuple | list) and logger.adds):
             raise UserError(
                 f"tracking.also: {self.name} has add_metrics, and its `adds` is {logger.adds!r}; set it to a tuple of "
                 "their names"

@@ -119,7 +119,7 @@ def mistake_in(dataset: Any) -> str | None:
                 f"has x_{part} of shape {x.shape}, and x_train of {dataset.x_train.shape}; give images (n, C, H, W), "
                 "features (n, F) or tokens (n, L), of one shape in both"
             )
-        for rows in blocks(x):
+        for rows in blocks(x) if x.dtype != np.uint8 else ():
             wrong = x[rows] < 0 if dataset.is_tokens else ~np.isfinite(x[rows])
             if wrong.any():
                 sample = rows.start + int(np.argwhere(wrong)[0, 0])
@@ -137,7 +137,7 @@ def mistake_in(dataset: Any) -> str | None:
         if values is not None and values.shape != (samples,):
             return f"has {name} of shape {values.shape}; give one value for each of the {samples} samples"
     splits = dataset.splits
-    if splits is not None and not (splits.dtype.kind in "iu" and np.isin(splits, (0, 1, 2)).all()):
+    if splits is not None and not (splits.dtype.kind in "iub" and np.isin(splits, (0, 1, 2)).all()):
         return "has other numbers in splits than 0 (training), 1 (validation) and 2 (own evaluation); replace them"
     if dataset.targets == "classes" and len(dataset.class_names or ()) != dataset.classes:
         return (

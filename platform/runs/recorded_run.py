@@ -33,7 +33,8 @@ class Run:
         try:
             # The file is resolved: it has every key, and the user's own algorithm need not be importable here.
             values, _ = parse_yaml(folder.experiment.read_text(encoding="utf-8"), lambda n: f"{folder.experiment}:{n}")
-            record = folder.record() | {"status": folder.status}
+            status = folder.status
+            record = folder.record() | {"status": status}
             return cls(folder, record, dict(values), RunLog(folder.metrics).read(), heading, search)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{folder.experiment} cannot be read ({first_line(error)})") from None

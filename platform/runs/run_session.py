@@ -156,7 +156,7 @@ def start(
     """
     experiment = work.experiment
     build_loggers(experiment.tracking.also)
-    with new_run(experiment, data_root, work.text, series, name) as (folder, lock), _room(folder):
+    with new_run(experiment, data_root, work.text, series, name) as (folder, lock), _saving(folder):
         record = {"settings": work.settings, "data": data_record(experiment, data, own)}
         folder.update(**record, **loop_note(experiment, data[0]), **note)
         return _carry_out(work, folder, lock, data)
@@ -171,7 +171,7 @@ def resume_work(
     own. changed: accept and record settings that differ from those that it started with. Raises UserError if data or
     settings differ otherwise.
     """
-    with unfinished_run(name) as (folder, lock), _room(folder):
+    with unfinished_run(name) as (folder, lock), _saving(folder):
         work = read(folder)
         if work.experiment.tracking.enabled:
             require_named(work.experiment.tracking.uri, str(folder))
@@ -181,7 +181,7 @@ def resume_work(
         return _carry_out(work, folder, lock, data)
 
 
-def _room(folder: RunFolder) -> AbstractContextManager[None]:
+def _saving(folder: RunFolder) -> AbstractContextManager[None]:
     return on_full_disk(f"`hedgerow resume {folder}` continues from the last checkpoint", folder)
 
 

@@ -357,7 +357,7 @@ class Coordinator:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Raise Unsaved for a file or folder that cannot be written."""
+    """Raise UserError for a file or folder that cannot be written, Unsaved on a full disk."""
     try:
         yield
     except (OSError, SafetensorError, Altered) as error:
@@ -366,7 +366,8 @@ def _writing(target: Path) -> Iterator[None]:
             fix = "stop other programs from writing to this file"
         elif is_disk_full(error):
             fix = "free disk space there"
-        raise Unsaved(
+        kind = Unsaved if is_disk_full(error) else UserError
+        raise kind(
             f"checkpoints: {target} cannot be written ({str(error).strip()}); {fix}, then `hedgerow resume` continues "
             "from the last checkpoint"
         ) from error

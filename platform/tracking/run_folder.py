@@ -117,7 +117,11 @@ class RunFolder:
     def status(self) -> str:
         """Status in the record; "interrupted" also if the process of the run, or of a trial's search, was killed."""
         status = self.record()["status"]
-        return "interrupted" if status == "running" and is_abandoned((self.search or self).path) else status
+        if status != "running" or not is_abandoned((self.search or self).path):
+            return status
+        # Again: it may have ended in between.
+        status = self.record()["status"]
+        return "interrupted" if status == "running" else status
 
     @property
     def constants(self) -> str | None:

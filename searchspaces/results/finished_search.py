@@ -133,10 +133,10 @@ class FinishedSearch:
 
     @property
     def is_presentable(self) -> bool:
-        """Whether a table may show it: it is finished or, on fixed data, ended early after a round. Scores on a stream
-        need all of its tasks.
+        """Whether a table may show it: it is finished or, on fixed data, was interrupted after a round. Scores on a
+        stream need all of its tasks.
         """
-        stopped = self.status != "running" and not self.spec.experiment.is_stream
+        stopped = self.status == "interrupted" and not self.spec.experiment.is_stream
         return self.status == "finished" or (stopped and any(trial.records for trial in self.trials))
 
     @property

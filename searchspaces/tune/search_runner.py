@@ -112,7 +112,7 @@ def _filter_errors(record: logging.LogRecord) -> bool:
     from which a resumed search could not go on. Tune passes an error on only to its log.
     """
     error = record.exc_info[1] if record.exc_info else None
-    cause = error.cause if isinstance(error, RayTaskError) else None
+    cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, Unsaved) or is_disk_full(cause):
         raise cause
     if isinstance(error, LOST):
@@ -322,6 +322,8 @@ def _tune(spec: SearchSpec, folder: RunFolder, data: Data, listener: SearchCallb
     """
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
+    # Whatever the user has set: see `_filter_errors`.
+    os.environ["TUNE_PRINT_ALL_TRIAL_ERRORS"] = "1"
     shutdown_idle()
     here, search, warnings = folder.path.absolute(), spec.search, list[str]()
     room, request = _room(spec, here)

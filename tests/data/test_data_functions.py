@@ -19,6 +19,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.loader import dump_experiment, load_experiment, parse_experiment, read_experiment
 from hedgerow.platform.data import Dataset as OwnDataset
 from hedgerow.platform.data.content_hash import content_hash
+from hedgerow.platform.runs import runner
 from hedgerow.platform.runtime.factory import task_on
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.trials import expert_folder
@@ -342,6 +343,31 @@ def test_its_experiment_reads_back_and_is_not_imported_where_nothing_is_run(here
     (here / "sources_of_mine.py").write_text("raise RuntimeError('imported')")
     del sys.modules["sources_of_mine"]
     assert read_experiment("again.yaml").model_dump()["task"] == first.model_dump()["task"]
+
+
+def test_a_run_is_resumed_on_the_same_data_alone(here, monkeypatch):
+    # The driver hears of every round by itself.
+    monkeypatch.setattr(runner, "ADVANCE_SECONDS", 0.0)
+
+    def stop(record):
+        if record["round"] == 2:
+            raise RuntimeError("stopped")
+
+    (here / "own.yaml").write_text(yaml.safe_dump(experiment(LOAD, rounds=4)))
+    calm = api.run("own.yaml", show=False, output="calm")
+    with pytest.raises(RuntimeError, match="stopped"):
+        api.run("own.yaml", show=stop)
+    (folder,) = (here / "runs").glob("own-*")
+    assert RunFolder(folder).record()["data"]["name"] == "sources_of_mine.load"
+    (here / "sources_of_mine.py").write_text(MODULE.replace("default_rng(0)", "default_rng(12)"))
+    sys.modules.pop("sources_of_mine")
+    other = hedgerow("resume", str(folder))
+    assert other.exit_code == 2
+    assert "the data set of its file differs from what the run started with" in other.output
+    (here / "sources_of_mine.py").write_text(MODULE)
+    sys.modules.pop("sources_of_mine")
+    resumed = api.resume(folder, show=False)
+    assert resumed.frame["test_loss"].tolist() == calm.frame["test_loss"].tolist()
 
 
 @pytest.mark.exhaustive("processes")

@@ -204,6 +204,28 @@ def picture(value: int, size: int = 6, ending: str = "png") -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
+def test_a_fifth_of_each_class_is_for_testing(tmp_path, zipped):
+    files = {}
+    for label, value in (("cat", 10), ("dog", 200)):
+        for i in range(10):
+            files[f"{label}/{i:02d}.png"] = picture(value + i)
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+    else:
+        for name, content in files.items():
+            path = tmp_path / "images" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    data = load_dataset(source("image_folder", path="images.zip" if zipped else "images"), tmp_path)
+    assert data.class_names == ("cat", "dog")
+    assert data.x_train.shape == (16, 3, 6, 6)
+    assert data.x_test.shape == (4, 3, 6, 6)
+    assert ((data.x_train[:, 0, 0, 0] >= 200) == (data.y_train == 1)).all()
+
+
 def test_images_of_different_sizes_are_resized_or_refused(tmp_path):
     for label, size in (("a", 6), ("b", 9)):
         (tmp_path / "x" / label).mkdir(parents=True)

@@ -217,7 +217,11 @@ def test_folders_above_the_classes_are_no_classes(tmp_path, tops, classes, fix):
     place = f"{tmp_path}/x" + ("/PACS" if "PACS" in tops[0] else "/train" if fix is None else "")
     assert refusal(tmp_path) == (
         f"task.data.path: several folders at the top of {place} have the same folders ({', '.join(classes)}); "
-        + ("sort the images into train/CLASS/* and test/CLASS/*" if fix is None else fix.format(tmp_path / "x"))
+        + (
+            "put the images of each class directly into train/CLASS/, without further folders"
+            if fix is None
+            else fix.format(tmp_path / "x")
+        )
         + ("rename the folders to train/ and test/, directly above the classes" if fix is not None else "")
     )
 

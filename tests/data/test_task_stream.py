@@ -1,10 +1,13 @@
 """Streams of tasks: which classes, how many samples, which transforms (moml.md, section 4)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.data import Dataset
+from hedgerow.platform.data.dataset import mistake_in
 from hedgerow.platform.data.partitions.task_stream import Stream, Transforms, draw_transforms, transformed
 
 
@@ -45,6 +48,17 @@ def test_a_task_has_its_classes_in_equal_parts_and_its_own_samples():
         assert len(np.unique(x[:10].reshape(10, -1), axis=0)) == 10
         assert len(np.unique(x[10:].reshape(7, -1), axis=0)) == 7
     assert len(seen) > 1
+
+
+def test_a_stream_of_clients_that_have_test_and_validation_samples_is_a_data_set_without_mistakes():
+    given = images()
+    clients, splits = np.arange(len(given.y_test)) % 3, np.arange(len(given.y_train)) % 3
+    stream = Stream(tasks=2, train=8, test=8).prepare(
+        replace(given, train_clients=splits, test_clients=clients, splits=splits)
+    )
+    assert mistake_in(given) is None
+    assert mistake_in(stream) is None
+    assert (stream.train_clients, stream.test_clients, stream.splits) == (None, None, None)
 
 
 def test_without_ways_every_task_has_all_classes_as_they_are():

@@ -278,4 +278,5 @@ def check_resuming(start: Callable[[Any], SingleRun], saved: int, folder: Any) -
     second = start(folder)
     rest = list(second)
     assert identical(flatten(calm.server), flatten(second.server))
+    assert list(flatten(calm.server)) == list(flatten(second.server))
     assert without_clock(calmly[saved:]) == without_clock(rest)

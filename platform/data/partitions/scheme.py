@@ -122,10 +122,9 @@ class SplitScheme(PartitionScheme):
         natural = None if natural is None else natural[: len(labels)]
         generators, place = other_generators(), f"task.partition.kind: {type(self).__name__}.assign"
         groups = self.assign(labels, classes, natural, np.random.default_rng([seed, 43]))
-        if other_generators() != generators:
-            raise UserError(
-                f"{place} draws from NumPy's or Python's generator, which no seed determines; draw from `rng`"
-            )
+        # Other threads may draw, too, while a built-in scheme deals.
+        if other_generators() != generators and not type(self).__module__.startswith("hedgerow."):
+            raise UserError(f"{place} draws from the global generator of NumPy or Python; draw from `rng` instead")
         if problem := _problem(groups, len(labels)):
             raise UserError(f"{place} {problem}; return a list with an array of sample indices for each client")
         order = np.concatenate(groups).astype(np.int64)
@@ -151,11 +150,19 @@ def grouped(owners: np.ndarray, clients: int) -> list[np.ndarray]:
     return np.split(by_owner, np.cumsum(np.bincount(owners, minlength=clients))[:-1])
 
 
+def _dimensions(group: Any) -> int | None:
+    """Number of dimensions of an array or a list; None if the rows of a list differ in length."""
+    try:
+        return np.ndim(group)
+    except ValueError:
+        return None
+
+
 def _problem(groups: Any, samples: int) -> str | None:
     """Error in the dealt samples; None if there is none."""
     if not isinstance(groups, list | tuple | np.ndarray):
         return f"returns {type(groups).__name__}"
-    if any(np.ndim(group) != 1 for group in groups):
+    if any(_dimensions(group) != 1 for group in groups):
         return "returns other numbers of dimensions than 1 for a client"
     if not len(groups) or not len(order := np.concatenate(groups)):
         return "deals no samples"

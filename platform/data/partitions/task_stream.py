@@ -109,6 +109,8 @@ class Stream(PartitionScheme):
             classes=ways,
             class_names=names,
             train_clients=None,
+            test_clients=None,
+            splits=None,
         )
 
     def draw(self, labels: np.ndarray, classes: int, natural: np.ndarray | None, seed: int, lent: int = 0) -> Partition:

@@ -216,7 +216,7 @@ def _check_top_folders(
         return
     top = next(top for top, names in inner.items() if names & same)
     place = path.joinpath(*next(iter(below)).parts[:start])
-    rename = "sort the images into train/CLASS/* and test/CLASS/*"
+    rename = "put the images of each class directly into train/CLASS/, without further folders"
     if not divided:
         rename = "rename the folders to train/ and test/, directly above the classes"
     alone = f"give `path: {place / top}`" if path.is_dir() else "unpack the file and give one of them as `path`"
