@@ -480,7 +480,9 @@ class FinishedSearch:
 
 def read_trials(folder: RunFolder) -> list[Trial]:
     """Reads the started trials of a search from their run folders, sorted by number."""
-    experts = [RunFolder(path) for path in sorted((folder.path / "experts").glob("*"))]
+    # By number: from 1000 on, names have four digits.
+    paths = sorted((folder.path / "experts").glob("*"), key=lambda path: (len(path.name), path.name))
+    experts = [RunFolder(path) for path in paths]
     return [
         Trial(
             expert.name,

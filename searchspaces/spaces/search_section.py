@@ -151,6 +151,9 @@ class SearchKind(Section):
     is_one_run: ClassVar[bool] = False
     """Whether its only trial is one run, in which the clients use different configurations; see `within_run`."""
 
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Keys that a search keeps when it is resumed, because they determine records of all its rounds."""
+
     kind: Any
     space: dict[str, Dimension] = Field(description="keys of this file and their values, or name of a published space")
     metric: str = Field(

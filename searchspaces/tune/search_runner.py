@@ -41,7 +41,7 @@ from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model, save_module
 from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
-from hedgerow.platform.runs.same_settings import decisive_settings
+from hedgerow.platform.runs.same_settings import changed_settings, changes_text, decisive_settings
 from hedgerow.platform.runtime.factory import Data, build_partition, check, check_task
 from hedgerow.platform.storage.checkpoint import checkpoint_of, latest_checkpoint
 from hedgerow.platform.tracking.formatting import short_label
@@ -195,8 +195,17 @@ def check_search(spec: SearchSpec, data_root: Path | None, given: Data | None = 
 
 
 def _check_started(spec: SearchSpec, folder: RunFolder) -> None:
-    """Raises UserError if a trial of a search that continues has started with another configuration."""
-    packs = folder.record().get("packs")
+    """Raises UserError if a search that continues has a setting that determines records of rounds that have run, or if
+    a trial of it has started with another configuration.
+    """
+    record, search = folder.record(), spec.search.model_dump(mode="json")
+    known, kept = record.get("settings", {}), {f"search.{key}": search[key] for key in spec.search.fixed}
+    if changes := changed_settings({key: known.get(key, value) for key, value in kept.items()}, kept):
+        raise UserError(
+            f"{folder.experiment}: {changes_text(changes)} cannot change during a search of kind {spec.search.kind}, "
+            "since the records of all its rounds follow from it; restore the file, or start a new search"
+        )
+    packs = record.get("packs")
     if packs and spec.configurations and sum(map(len, packs)) != len(spec.configurations):
         raise UserError(
             f"{folder.experiment}: search.space has {len(spec.configurations)} configurations, and the search has "

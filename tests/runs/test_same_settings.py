@@ -206,9 +206,9 @@ def test_a_run_in_two_processes_continues_in_one_with_the_same_bits(tmp_path):
     assert without_clock(finished) == without_clock(calm)
 
 
-def interrupted_search(tmp_path):
-    """Folder of a grid search that was interrupted before its first trial."""
-    space = {"kind": "grid", "space": {"algorithm.lr": [0.1, 0.2]}}
+def interrupted_search(tmp_path, kind="grid"):
+    """Folder of a search that was interrupted before its first trial."""
+    space = {"kind": kind, "space": {"algorithm.lr": [0.1, 0.2]}}
     plan = parse_search({**FILE, "search": space, "output": str(tmp_path)})
     with new_run(plan.experiment, None, plan.dump()) as (folder, _):
         settings = decisive_settings(plan.experiment, "cpu", plan.search.model_dump(mode="json"))
@@ -227,6 +227,19 @@ def test_a_search_does_not_continue_with_an_edited_space(tmp_path):
         folder.experiment.write_text(text.replace(old, new))
         with pytest.raises(UserError, match=said):
             hedgerow.resume(folder.path, show=False)
+
+
+def test_hedge_keeps_the_settings_of_its_weights(tmp_path):
+    """The weights, regret and deployed policies of rounds that have run would be those of other settings."""
+    folder = interrupted_search(tmp_path, "hedge")
+    text = folder.experiment.read_text()
+    folder.experiment.write_text(text.replace("gamma: 0.1", "gamma: 0.5").replace("missing: penalise", "missing: skip"))
+    said = (
+        r"search.gamma \(0.1 -> 0.5\), search.missing \(penalise -> skip\) cannot change during a search of kind hedge"
+    )
+    with pytest.raises(UserError, match=said):
+        hedgerow.resume(folder.path, show=False, changed=True)
+    assert "changes" not in folder.record()
 
 
 def test_a_trial_that_has_started_keeps_its_configuration(tmp_path):

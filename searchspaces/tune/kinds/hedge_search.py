@@ -41,6 +41,10 @@ class HedgeSearch(SearchKind):
 
     pauses_trials: ClassVar[bool] = True
     weighs_rounds: ClassVar[bool] = True
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("metric", "mode", "range", "loss", "rate", "gamma", "share", "exploration", "missing", "comeback", "prune"),
+        *("allocate", "grace", "reduction", "smooth"),
+    )
 
     allocate: Literal["rounds", "promote"] = Field(
         "rounds",

@@ -7,11 +7,14 @@ import pytest
 from made_up import hand_made, records, trials
 
 from hedgerow.platform.common.table import Table
+from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.searchspaces.results.finished_search import read_trials
 from hedgerow.searchspaces.results.search_table import hedge_sentences
 from hedgerow.searchspaces.results.trials import (
     Trial,
     best_per_metric,
     choice,
+    expert_folder,
     hedge_summary,
     ranked,
     short_label,
@@ -53,6 +56,16 @@ def test_labels_of_trials_are_unambiguous_among_all_of_them():
     assert trial_labels([Trial("000", same, []), Trial("001", same, []), Trial("002", {"model.lr": 1}, [])]) == [
         "000 algorithm.lr=0.1", "001 algorithm.lr=0.1", "model.lr=1",
     ]  # fmt: skip
+
+
+def test_the_thousandth_trial_follows_all_others(tmp_path):
+    numbers = [2, 100, 101, 999, 1000, 1001]
+    for number in numbers:
+        folder = expert_folder(tmp_path, number)
+        folder.path.mkdir(parents=True)
+        folder.update(overrides={}, status="finished")
+    # Hedge's records name experts by their number.
+    assert [int(trial.name) for trial in read_trials(RunFolder(tmp_path))] == numbers
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
