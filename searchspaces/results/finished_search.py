@@ -82,10 +82,18 @@ class FinishedSearch:
     def read(cls, folder: RunFolder, data: Data | None = None, headings: Sequence[str] = ()) -> Self:
         """Reads a search from its folder, without importing classes that its file names.
 
-        data: data set and partition, if the search was given its own.
+        data: data set and partition, if the search was given its own. Raises UserError when the folder of an expert of
+        Hedge, whose records name experts by their numbers, is missing.
         """
-        spec, hedge = read_search(folder.experiment), RunLog(folder.metrics).read()
-        return cls(folder, spec, read_trials(folder), hedge, data=data, headings=headings)
+        spec, hedge, trials = read_search(folder.experiment), RunLog(folder.metrics).read(), read_trials(folder)
+        known = {int(trial.name) for trial in trials}
+        for expert in range(len(hedge[-1]["weights"]) if hedge else 0):
+            if expert not in known:
+                raise UserError(
+                    f"{expert_folder(folder.path, expert)} is missing, so Hedge's records cannot be read; restore it "
+                    "from a copy"
+                )
+        return cls(folder, spec, trials, hedge, data=data, headings=headings)
 
     @cached_property
     def record(self) -> dict[str, Any]:

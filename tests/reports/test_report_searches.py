@@ -102,6 +102,14 @@ def test_each_hedge_search_has_a_line_of_its_own_and_seeds_a_band(run, tmp_path)
         assert dict(map(reversed, losses.legend))[f"Hedge, expected: {label}"] == of_hedge[f"Hedge, expected: {label}"]
 
 
+def test_a_search_without_the_folder_of_an_expert_is_refused(run, tmp_path):
+    """The other experts would have its numbers."""
+    name = searched(run, tmp_path / "one", 3)
+    shutil.rmtree(Path(name) / "experts" / "000")
+    with pytest.raises(UserError, match=r"experts/000 is missing, so Hedge's records cannot be read; restore it"):
+        load(name)
+
+
 def test_the_first_tile_is_the_selected_configuration_whatever_its_test_score(run, tmp_path):
     path = Path(searched(run, tmp_path / "grid", 3))
     validation = {"fraction": 0.2, "from": "clients"}
