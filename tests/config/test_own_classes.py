@@ -219,7 +219,7 @@ def test_mistakes_are_named_with_their_key(here):
         ({"partition": partition | {"kind": "mine.Twice"}}, "task.partition.kind: Twice.assign deals a sample twice"),
         ({"partition": partition | {"kind": "mine.Named"}}, "task.partition.kind: Named.assign returns dict; return"),
         ({"partition": partition | {"kind": "mine.Owners"}}, "Owners.assign returns other numbers of dimensions than"),
-        ({"partition": partition | {"kind": "mine.Unseeded"}}, "Unseeded.assign draws from the global generator of NumPy"),
+        ({"partition": partition | {"kind": "mine.Unseeded"}}, "Unseeded.assign draws from the global generator of"),
         ({"public": {"data": {"name": "mine.Blob"}}}, "task.public.data.name: module 'mine' has no 'Blob'"),
     ):  # fmt: skip
         assert sentence in refused(change)
