@@ -308,7 +308,8 @@ class _Contract(Middleware):
                 )
         for metric, value in ((name, value) for name, value in result.metrics.items() if name != PREDICTIONS):
             _check_name(metric, name)
-            if metric == "server_correct":
+            # It would replace the score of the server's model, see `evaluation`.
+            if metric == "server_correct" and not self.trains:
                 raise ContractError(f"{name} reports {metric!r}, a name of the server's own scores; choose another")
             if not isinstance(value, Tensor) or value.dim():
                 shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a dictionary"

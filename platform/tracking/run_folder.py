@@ -115,7 +115,9 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """Status in the record; "interrupted" also if the process of the run, or of a trial's search, was killed."""
+        """Status in the record; "interrupted" also if the process of the run, or of a trial's search, is known to be
+        gone, see `is_abandoned`.
+        """
         status = self.record()["status"]
         if status != "running" or not is_abandoned((self.search or self).path):
             return status

@@ -443,7 +443,11 @@ def _fit(tuner: tune.Tuner, scheduler: Any, resumes: bool, listener: SearchCallb
     """Run the trials; returns their results. Raises the error that ended them."""
     if isinstance(scheduler, HedgeScheduler):
         listener.is_idle = scheduler.is_holding
-    logging.getLogger(TUNE_LOG).addFilter(_filter_errors)
+    log = logging.getLogger(TUNE_LOG)
+    level = log.level
+    # A filter sees only what is logged.
+    log.setLevel(min(log.getEffectiveLevel(), logging.ERROR))
+    log.addFilter(_filter_errors)
     # Written again as the reports are repeated.
     listener.blocks.path.unlink(missing_ok=True)
     try:
@@ -461,7 +465,8 @@ def _fit(tuner: tune.Tuner, scheduler: Any, resumes: bool, listener: SearchCallb
             reason = reason.__cause__ or reason.__context__
         raise (reason or error) from None
     finally:
-        logging.getLogger(TUNE_LOG).removeFilter(_filter_errors)
+        log.removeFilter(_filter_errors)
+        log.setLevel(level)
 
 
 @contextmanager
