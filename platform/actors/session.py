@@ -1,6 +1,7 @@
 """Ray session of a run, and the resources of its nodes."""
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -141,7 +142,7 @@ def local_ray(reachable: bool = False, prestart: bool = True, **settings: Any) -
             _init("local", include_dashboard=False, _temp_dir=str(folder / "r"), _system_config=system, **settings)
             yield
         finally:
-            ray.shutdown()
+            _disconnect()
             _end_processes(folder)
 
 
@@ -172,7 +173,19 @@ def _connected(address: str) -> Iterator[None]:
     try:
         yield
     finally:
+        _disconnect()
+
+
+def _disconnect() -> None:
+    """End the connection to Ray, and the Ray that it has started."""
+    # If another thread collects a reference to a Ray object meanwhile, Ray ends the process with exit code 1.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
         ray.shutdown()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _init(address: str, **settings: Any) -> None:

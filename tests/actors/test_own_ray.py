@@ -40,6 +40,38 @@ SESSION = (
 )
 
 
+COLLECTED = """
+import gc, threading, time
+import ray
+from hedgerow.platform.actors.session import ray_session
+
+class Cycle:
+    def __init__(self, reference):
+        self.itself, self.reference = self, reference
+
+def collect():
+    while references:
+        Cycle(references.pop())
+        time.sleep(0.0005)
+
+with ray_session(prestart=False):
+    references = [ray.put(number) for number in range(3000)]
+    gc.set_threshold(1)
+    threading.Thread(target=collect, daemon=True).start()
+print(len(references), gc.isenabled())
+"""
+"""Another thread leaves references to Ray objects to the garbage collector while the session ends."""
+
+
+@pytest.mark.exhaustive("processes")
+def test_a_session_ends_while_another_thread_collects_references(short):
+    done = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    left, enabled = done.stdout.split()
+    assert 0 < int(left) < 3000
+    assert enabled == "True"
+
+
 @pytest.mark.exhaustive("processes")
 @pytest.mark.timeout(600)
 def test_ray_starts_next_to_a_foreign_one_or_its_stale_address_and_leaves_nothing(short, tmp_path):

@@ -20,6 +20,9 @@ BIN = Path(sys.executable).parent
 SWIFT = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 """A lost node is known after seconds."""
 
+ATTEMPTS = 3
+"""Times that a node is started before a test fails."""
+
 PREEMPTION = 2
 """Ray's word for the reason that a spot machine is taken."""
 
@@ -66,8 +69,17 @@ class Nodes:
             ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hides}" && exec "$@"', "sh"] if hides else []
         )
         options = f"--address={self.address}", "--num-cpus=1", f"--num-gpus={gpus}"
-        self._start(name, *options, before=before, **variables)
-        until(lambda: name in self.alive(), f"{name} is up")
+        for attempt in range(1, ATTEMPTS + 1):
+            self._start(name, *options, before=before, **variables)
+            try:
+                until(lambda: name in self.alive() or self.processes[name].poll() is not None, f"{name} is up", 60)
+                assert name in self.alive(), f"{name} has ended"
+                return
+            except AssertionError as error:
+                # Another process may have taken one of its ports in between.
+                self._kill(self.processes.pop(name))
+                if attempt == ATTEMPTS:
+                    raise AssertionError(f"{error}\n{self._log(name).read_text()}") from None
 
     def alive(self) -> dict[str, str]:
         """The ids of the nodes, by name."""
@@ -113,13 +125,19 @@ class Nodes:
 
     def close(self) -> None:
         for process in self.processes.values():
-            # Without ceremony: a node that is stopped waits for its work to end.
-            running = [psutil.Process(process.pid)] if process.poll() is None else []
-            for started in [child for parent in running for child in parent.children(recursive=True)] + running:
-                with suppress(psutil.NoSuchProcess):
-                    started.kill()
-            process.wait()
+            self._kill(process)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _kill(self, process: subprocess.Popen) -> None:
+        # Without ceremony: a node that is stopped waits for its work to end.
+        running = [psutil.Process(process.pid)] if process.poll() is None else []
+        for started in [child for parent in running for child in parent.children(recursive=True)] + running:
+            with suppress(psutil.NoSuchProcess):
+                started.kill()
+        process.wait()
+
+    def _log(self, name: str) -> Path:
+        return Path(self.folder, f"{name}.log")
 
     def _start(self, name: str, *arguments: str, before: Sequence[str] = (), **variables: str) -> None:
         # As on machines of their own.
@@ -129,7 +147,7 @@ class Nodes:
             f"--temp-dir={self.folder}/{name}",
         ]
         command = [*before, str(BIN / "ray"), "start", "--block", "--disable-usage-stats", *names, *arguments]
-        with Path(self.folder, f"{name}.log").open("w") as log:
+        with self._log(name).open("w") as log:
             own = environment() | variables
             self.processes[name] = subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
 
