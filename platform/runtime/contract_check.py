@@ -250,6 +250,11 @@ class _Contract(Middleware):
                         f"`evaluate` returns an Aggregate whose step does not report {metric!r}; report all that "
                         "`evaluate_client` of `Algorithm` reports"
                     )
+            if lost := next((metric for one in result for metric in sorted(self._lost_metrics(one))), None):
+                raise ContractError(
+                    f"a step of `evaluate` reports {lost!r}, which is in no record; report the scores of another model "
+                    "as NAME_correct and NAME_loss, or define `evaluation_metrics`, which reads the metrics of clients"
+                )
         elif result is None:
             raise ContractError("`round` returns nothing; return the new server state at its end")
         elif not _is_tree(result):
@@ -260,6 +265,15 @@ class _Contract(Middleware):
             raise ContractError(
                 f"the server state that `round` returns {mismatch} `init_server`; return the complete state"
             )
+
+    def _lost_metrics(self, scored: Aggregate) -> Iterator[str]:
+        """Metrics of an evaluation that nothing reads."""
+        if type(self.inner).evaluation_metrics is not Algorithm.evaluation_metrics:
+            return
+        for metric in scored.metrics.keys() - {*self.inner.task.scoring.names, PREDICTIONS}:
+            other = metric.removesuffix("_count").removesuffix("_correct").removesuffix("_loss")
+            if not {f"{other}_correct", f"{other}_loss"} <= scored.metrics.keys():
+                yield metric
 
     def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         self.step = name.removesuffix(AS_IS)

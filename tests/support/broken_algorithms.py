@@ -508,6 +508,10 @@ class ScoresMore(Plain):
         return update, state, metrics | dict.fromkeys(self.more, metrics["loss"])
 
 
+class ScoresUnread(ScoresMore):
+    more: ClassVar = {"calibration"}
+
+
 class ScoresServer(ScoresMore):
     more: ClassVar = {"server_correct", "server_loss"}
 

@@ -69,6 +69,7 @@ BROKEN = [
         "ScoresMore",
         r"its step `evaluate_client` reports the metric 'top@5_\w+'; name it by letters, digits, spaces and",
     ),
+    ("ScoresUnread", "a step of `evaluate` reports 'calibration', which is in no record; report the scores of another"),
     ("ScoresServer", "its step `evaluate_client` reports 'server_correct', a name of the server's own scores; choose"),
     ("ScoresLoss", "`evaluate` returns an Aggregate whose step does not report 'correct'; report all that"),
     ("OwnRound", "`round_metrics` returns 'round', which is the name of another entry of records; choose another"),
