@@ -24,9 +24,9 @@ from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runs.same_settings import changed_settings_warnings
-from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tensor, filled
+from hedgerow.platform.runs.trained_model import Support, TrainedModel, as_tensor
 from hedgerow.platform.runtime.evaluation import scored_state
-from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
+from hedgerow.platform.runtime.factory import Data, build_algorithms
 from hedgerow.platform.storage.checkpoint import checkpoints, read_checkpoint, read_states, round_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.decisions import BestRound
@@ -124,9 +124,7 @@ class FinishedRun:
         """
         trained = self._trained(round)
         w = trained.w if client is None else self._own_parameters(trained, round, client)
-        module = build_module(self.experiment, self._data[0])
-        compare_constants(module, self.folder.constants)
-        return filled(module, w)
+        return replace(trained, w=w).module(self.experiment, self._data[0], self.folder.constants)
 
     @property
     def task(self) -> Task:

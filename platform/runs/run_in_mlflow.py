@@ -5,16 +5,14 @@ from typing import Any
 
 import torch
 
-from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.platform.common.servers import require_named
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.data import Dataset
-from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.own_data import same_data
-from hedgerow.platform.runs.trained_model import filled
-from hedgerow.platform.runtime.factory import Data, build_module, task_on
+from hedgerow.platform.runs.trained_model import TrainedModel
+from hedgerow.platform.runtime.factory import Data, build_algorithms, task_on
 from hedgerow.platform.tracking.run_description import NOTE, run_text, tags
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
@@ -39,8 +37,7 @@ def logger_of_run(
         return MlflowStore(experiment, folder.name, experiment.model_dump(mode="json"), run_tags, folder)
 
     def save(target: Path) -> None:
-        known = data or same_data(folder, experiment, None, fix="load")
-        save_final_model(experiment, known[0], saved_parameters(experiment, folder, known), target, folder.constants)
+        save_final_model(folder, experiment, data or same_data(folder, experiment, None, fix="load"), target)
 
     return MlflowLogger(folder, open_store, save, times * experiment.tracking.patience, show, warnings)
 
@@ -52,17 +49,11 @@ def push(name: str, show: object = None) -> list[str]:
     return logger_of_run(folder, None, show, [], PUSHES).push(RunLog(folder.metrics).read())
 
 
-def save_final_model(
-    experiment: Experiment, dataset: Dataset, parameters: Tree, folder: Path, constants: str | None = None
-) -> None:
-    """Write the model with these parameters (arrays), which may be those of a sub-model, in MLflow's format.
-
-    Frozen parameters are not among them, and have the values that the model's constructor gives them.
-    constants: their fingerprint in the run's record, see `compare_constants`. Raises UserError if they differ.
-    """
-    module = build_module(experiment, dataset)
-    compare_constants(module, constants)
-    save_module(filled(module, parameters), dataset, folder)
+def save_final_model(folder: RunFolder, experiment: Experiment, data: Data, target: Path) -> None:
+    """Write the model of a run's last checkpoint in MLflow's format. Raises UserError, see `TrainedModel.module`."""
+    (algorithm,) = build_algorithms([experiment], *data)
+    trained = TrainedModel(folder.path, algorithm, saved_parameters(experiment, folder, data))
+    save_module(trained.module(experiment, data[0], folder.constants), data[0], target)
 
 
 def save_module(module: torch.nn.Module, dataset: Dataset, folder: Path) -> None:

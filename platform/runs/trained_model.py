@@ -16,7 +16,11 @@ from hedgerow.algorithms.core.torch_private import BATCH_NORMS
 from hedgerow.algorithms.personalized.adaptation import Adapting, adapted
 from hedgerow.algorithms.slots.middleware import ComposedAlgorithm
 from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.data import Dataset
 from hedgerow.platform.models.build import remove_marks
+from hedgerow.platform.models.vmap_check import compare_constants
+from hedgerow.platform.runtime.factory import build_module
 
 Support = tuple[ArrayLike, ArrayLike]
 """Samples and labels of a task or of a client, to which a model is adapted."""
@@ -59,6 +63,22 @@ class TrainedModel:
             for rows in as_tensor(x).split(EVAL_BATCH_SIZE):
                 parts.append(task.predictions(predictor.logits(w, task.prepare(rows))).numpy())
         return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+
+    def module(self, experiment: Experiment, dataset: Dataset, constants: str | None) -> nn.Module:
+        """The model with its trained and frozen parameters, in eval mode.
+
+        constants: their fingerprint in the run's record, see `compare_constants`. Raises UserError if they differ, or
+        if the algorithm scores the model through layers of its own.
+        """
+        module = build_module(experiment, dataset)
+        compare_constants(module, constants)
+        names = dict(module.named_parameters()).keys()
+        if outside := [name for name in trainable(self.algorithm.task.module) if name not in names]:
+            raise UserError(
+                f"{self.source}: {self.algorithm.hyper.name} scores its model through {outside[-1]!r}, which is not "
+                "part of task.model, so that the module alone predicts nothing; use its `parameters`"
+            )
+        return filled(module, self.w)
 
     def adapted(self, support: Support | None) -> tuple[Task, Params]:
         """Task and parameters after the adaptation to some samples. Raises UserError if the algorithm has none."""

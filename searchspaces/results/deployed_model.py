@@ -15,8 +15,8 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.models.vmap_check import compare_constants
 from hedgerow.platform.runs.own_data import same_data
-from hedgerow.platform.runs.trained_model import Support, TrainedModel, filled
-from hedgerow.platform.runtime.factory import Data, build_algorithms, build_module
+from hedgerow.platform.runs.trained_model import Support, TrainedModel
+from hedgerow.platform.runtime.factory import Data, build_algorithms
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.hedge.deployment import DeployedState, Policy
 from hedgerow.searchspaces.results.trials import expert_folder
@@ -78,12 +78,12 @@ class DeployedModel:
     @property
     def module(self) -> nn.Module:
         """The model as a module: that of the expert, or a mixture of all of them."""
-        dataset, _ = self._data
-        models = []
-        for expert, experiment in self.trials.items():
-            module = build_module(experiment, dataset)
-            compare_constants(module, expert_folder(self.folder.path, expert).constants)
-            models.append(filled(module, self.models[expert]))
+        models = [
+            TrainedModel(self.folder.path, self._algorithms[expert], self.models[expert]).module(
+                experiment, self._data[0], expert_folder(self.folder.path, expert).constants
+            )
+            for expert, experiment in self.trials.items()
+        ]
         return models[0] if len(models) == 1 else Mixture(models, list(self.weights.values()))
 
     @cached_property

@@ -37,7 +37,6 @@ from hedgerow.platform.config.slots_section import SLOT_SECTIONS
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.privacy.accounting import Mechanism, composed, side_by_side
 from hedgerow.platform.runs.compute_choice import check_engine, choose_device, say_device
-from hedgerow.platform.runs.finished_run import saved_parameters
 from hedgerow.platform.runs.own_data import same_data
 from hedgerow.platform.runs.run_in_mlflow import PUSHES, save_final_model, save_module
 from hedgerow.platform.runs.run_session import Session, Work, resume_work, start
@@ -629,8 +628,7 @@ def logger_of_search(
             return
         known = data or same_data(folder, spec.experiment, None, fix="load")
         if best and has_model:
-            experiment = spec.trial(best.overrides)
-            save_final_model(experiment, known[0], saved_parameters(experiment, trial, known), target)
+            save_final_model(trial, spec.trial(best.overrides), known, target)
         if is_deployed:
             save_module(FinishedSearch.read(folder, known).deployed.module, known[0], target.with_name(DEPLOYED))
 

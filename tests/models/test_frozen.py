@@ -108,14 +108,14 @@ def test_the_recorded_model_and_a_teacher_keep_what_was_frozen(tmp_path):
     wanted = experiment("fedavg", {"lr": 0.1}, output=str(tmp_path / "runs"))
     finished = run(wanted)
     assert set(finished.parameters) == {"3.weight", "3.bias"}
-    dataset, _ = build_data(wanted, None)
+    dataset, partition = build_data(wanted, None)
     module = build_module(wanted, dataset)
     for name, values in finished.parameters.items():
         module.get_parameter(name).data = torch.tensor(values)
     x = (torch.tensor(dataset.x_test[:50]).float() - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
     with torch.no_grad():
         expected = module(x)
-    save_final_model(wanted, dataset, finished.parameters, tmp_path / "model")
+    save_final_model(finished.folder, wanted, (dataset, partition), tmp_path / "model")
     predicted = mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(x.numpy())
     assert predicted == pytest.approx(expected.numpy(), abs=1e-5)
     # As a teacher the run is the same model.
@@ -160,7 +160,7 @@ def test_frozen_parameters_that_change_during_a_run_are_refused(tmp_path):
     attempts = (
         lambda: hedgerow.resume(folder.path, show=False),
         lambda: hedgerow.load(folder.path).parameters,
-        lambda: save_final_model(wanted, data[0], finished.parameters, tmp_path / "model", folder.constants),
+        lambda: save_final_model(folder, wanted, data, tmp_path / "model"),
         lambda: check(parse_experiment(taught), None),
         lambda: build_coordinator([three], *data, [folder.checkpoints]).run_round(),
     )
