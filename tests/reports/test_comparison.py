@@ -184,7 +184,9 @@ def test_the_best_of_many_is_one_that_has_ended():
     assert [pair.says for pair in last if pair.b == 7] == ["not finished: no conclusion possible"]
 
 
-@pytest.mark.parametrize("key", ["task.model.hidden", "task.public.samples", "clients_per_round", "simulation.times"])
+@pytest.mark.parametrize(
+    "key", ["task.model.hidden", "task.public.samples", "clients_per_round", "evaluation.every", "simulation.times"]
+)
 def test_what_differs_beside_the_method_is_told(key):
     one, other = made("a", 0, [0.1]), made("b", 0, [0.1])
     set_value(other.values, {}, tuple(key.split(".")), 8, "")
