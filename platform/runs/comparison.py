@@ -19,7 +19,7 @@ from hedgerow.platform.runs.statistics import Difference, holm, paired
 from hedgerow.platform.tracking.summary import final_value, first_to, target_label
 from hedgerow.platform.ui.command_output import CommandOutput
 
-SETTING_KEYS = ("task.", "rounds", "clients_per_round", "simulation", "schedule", "privacy")
+SETTING_KEYS = ("task.", "rounds", "clients_per_round", "evaluation", "simulation", "schedule", "privacy")
 """Keys of the file that are not part of a method. If they differ, the comparison covers more than methods."""
 
 LEVEL = 0.05

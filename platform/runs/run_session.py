@@ -18,13 +18,14 @@ from hedgerow.platform.config.logger_section import LoggerChoice, build_loggers
 from hedgerow.platform.data.partition_summary import partition_record
 from hedgerow.platform.loggers.logger import Loggers
 from hedgerow.platform.runs.own_data import data_record, loop_note, same_data
-from hedgerow.platform.runs.same_settings import changed_settings_warnings, same_settings
+from hedgerow.platform.runs.same_settings import changed_settings_warnings, kept_settings_warning, same_settings
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.checkpoint import checkpoint_warnings
 from hedgerow.platform.storage.mirror import Mirror
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, SeedSeries, new_run, now, started_run, unfinished_run
 from hedgerow.platform.tracking.tracker import MlflowLogger
+from hedgerow.platform.ui.command_output import print_warning
 from hedgerow.platform.ui.plotting import optional_figures
 
 MLFLOW = "mlflow"
@@ -200,12 +201,16 @@ def run_or_resume(
     read: Callable[[RunFolder], Finished],
     resume: Callable[[str, Any], Finished],
     run: Callable[[Any], Finished],
+    values: dict[str, Any],
 ) -> Finished:
     """Result of the run or the search of this name: read if it is finished, resumed if it was started, otherwise run.
 
-    name: of its folder; None: a new one. display: opens what shows the progress, for `resume` and `run`.
+    name: of its folder; None: a new one. display: opens what shows the progress, for `resume` and `run`. values: the
+    resolved file; one that was started keeps its own, and a warning names the differences.
     """
     folder = started_run(experiment, name) if name else None
+    if folder and (sentence := kept_settings_warning(folder, values)):
+        print_warning(sentence)
     if folder and folder.record()["status"] == "finished":
         return read(folder)
     with display() as show:

@@ -4,6 +4,7 @@ from typing import Any
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
+from hedgerow.platform.config.loader import read_file
 from hedgerow.platform.config.privacy_section import MECHANISM
 from hedgerow.platform.config.resources import Device
 from hedgerow.platform.storage.checkpoint import latest_checkpoint, round_of
@@ -27,8 +28,7 @@ def decisive_settings(experiment: Experiment, device: Device, search: dict[str, 
 
     device: on which its clients compute. search: the section `search`, whose trials depend on rounds and targets, too.
     """
-    values = experiment.model_dump(mode="json", exclude=FREE)
-    values["resources"] = {key: value for key, value in values["resources"].items() if key not in FREE_RESOURCES}
+    values = _decisive(experiment.model_dump(mode="json"))
     values["resources"]["device"] = device
     if search is not None:
         return _flat(values | {"search": search})
@@ -66,6 +66,23 @@ def same_settings(folder: RunFolder, settings: dict[str, Any], accept: bool) -> 
     latest = latest_checkpoint(folder.checkpoints)
     note = {"time": now(), "settings": changes, **({"round": round_of(latest[0])} if latest else {})}
     folder.update(settings=settings, changes=[*record.get("changes", []), note])
+
+
+def kept_settings_warning(folder: RunFolder, values: dict[str, Any]) -> str | None:
+    """Sentence about the settings of a command that a run, which keeps its own, does not have; None if there are none.
+
+    values: resolved file of the command.
+    """
+    known, _ = read_file(folder.experiment, imports=False)
+    changes = changed_settings(*(_flat(_decisive(one)) for one in (known, values)))
+    what = f"{folder} keeps its own settings, and this command has others: {changes_text(changes)}"
+    return f"{what}; start a new run for them" if changes else None
+
+
+def _decisive(values: dict[str, Any]) -> dict[str, Any]:
+    """Sections and keys of a resolved file, without those that do not change results."""
+    resources = {key: value for key, value in values["resources"].items() if key not in FREE_RESOURCES}
+    return {key: value for key, value in values.items() if key not in FREE} | {"resources": resources}
 
 
 def changed_settings_warnings(record: dict[str, Any]) -> list[str]:

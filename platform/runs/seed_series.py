@@ -47,6 +47,7 @@ def run_seeds(
             lambda folder: FinishedRun.read(folder, own),
             lambda folder, show: runner.resume(folder, show, address, own, changed),
             lambda show: runner.run(experiment, data_root, show, address, checked, own is not None, series, name),
+            experiment.model_dump(mode="json"),
         )
 
     return [result(*pair) for pair in zip(experiments, data, strict=True)]

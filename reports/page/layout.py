@@ -31,7 +31,10 @@ HEDGE = "Hedge, expected"
 """Label of Hedge's own results, which are expected values under its weights."""
 
 
-TARGETS = "Rounds and transmissions until the target is first reached; + if a seed did not reach it."
+TARGETS = (
+    "Rounds and transmissions until the target is first reached. +: a seed did not reach it, and counts with all that "
+    "it spent, so that the mean is a lower limit. -: the runs do not have the metric."
+)
 FEDEX = "Probability of each value in the draws of the clients, after each round."
 CLIENTS = (
     "Accuracy of the model on each client's own samples (held-out ones if the partition has some), at the last "

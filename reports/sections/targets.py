@@ -16,22 +16,30 @@ def targets(groups: Sequence[SeedGroup]) -> list[Table]:
 
 
 def _table(groups: Sequence[SeedGroup], target: float, metric: str) -> Table:
-    means: list[float | None] = []
     rows: list[dict[str, Any]] = []
+    means: list[tuple[float, bool]] = []
+    """Mean transmissions of each experiment, and whether every seed reached the target."""
     for group in groups:
         # Centralised runs transmit nothing, so they reach a target at no cost.
         histories = [[{"transmissions": 0.0, **record} for record in run.records] for run in group.runs]
-        entries = [entry for records in histories if (entry := first_to(records, target, metric))]
-        row: dict[str, Any] = {"experiment": group.label, "reached": f"{len(entries)} of {len(group.runs)}"}
-        all_reached = len(entries) == len(group.runs)
+        firsts = [first_to(records, target, metric) for records in histories]
+        # A seed that did not reach the target needs more than it spent: the mean is a lower limit.
+        ends = [{"rounds": last["round"], "transmissions": last["transmissions"]} for *_, last in histories]
+        costs = [first or end for first, end in zip(firsts, ends, strict=True)]
+        row: dict[str, Any] = {
+            "experiment": group.label,
+            "reached": f"{len(firsts) - firsts.count(None)} of {len(firsts)}",
+        }
         for unit in ("rounds", "transmissions"):
-            needed = [entry[unit] for entry in entries]
-            row[unit] = MeanStd.of(needed) if all_reached else f"{number(group.mean(unit))}+"
-        means.append(row["transmissions"].mean if all_reached else None)
-        rows.append(row)
-    fewest = min(filter(None, means), default=None)
-    for row, mean, group in zip(rows, means, groups, strict=True):
-        _, _, ratio = cost_text(mean, group.mean("transmissions"), fewest).removesuffix(")").partition("(")
-        row["ratio"] = ratio or None
+            spread = MeanStd.of([cost[unit] for cost in costs])
+            row[unit] = spread if None not in firsts else f"{number(spread.mean)}+"
+        means.append((spread.mean, None not in firsts))
+        # Of runs without the metric, nothing is known.
+        measured = any(metric in record for records in histories for record in records)
+        rows.append(row if measured else dict.fromkeys(row) | {"experiment": group.label})
+    fewest = min((mean for mean, all_reached in means if mean and all_reached), default=None)
+    for row, (mean, all_reached) in zip(rows, means, strict=True):
+        _, _, ratio = cost_text(mean if all_reached else None, mean, fewest).removesuffix(")").partition("(")
+        row["ratio"] = ratio if row["reached"] and ratio else None
     heading = target_heading(target_label(target, metric))
     return Table(rows, f"To {heading} {metric.replace('_', ' ')}")

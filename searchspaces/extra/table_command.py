@@ -10,6 +10,7 @@ from hedgerow.platform.common.errors import UserError, on_full_disk
 from hedgerow.platform.common.numbers import target_heading
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.table import Table
+from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.tracking.records import write_object
 from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
@@ -150,7 +151,7 @@ def _closing(
     folder = output / "tables" / name.replace("/", "-")
     remarks = [remark for result in results for remark in result.remarks()]
     remarks += dict.fromkeys(result.row.remark for result in results if result.row.remark)
-    remarks += [PROTOCOL] * any(result.finished.spec.selects_on_test for result in results)
+    remarks += [PROTOCOL] * any(uses_test_samples(one.metric) for one in results if not one.row.is_stream)
     document: dict[str, Any] = {
         "table": table.name,
         "title": table.title,

@@ -52,6 +52,10 @@ class _Result:
         return {**note, "run": self.folder.name, **origin, "command": command, **self.values()}
 
     @property
+    def metric(self) -> str:
+        return self.finished.spec.experiment.evaluation.target_metric
+
+    @property
     def _setting(self) -> str:
         return f"{self.row.title} {CHANGED}" if self.note["changed"] else self.row.title
 
@@ -83,13 +87,9 @@ class SweepResult(_Result):
         return self.finished.spec.experiment.evaluation.targets
 
     @property
-    def metric(self) -> str:
-        return self.finished.spec.experiment.evaluation.target_metric
-
-    @property
     def explained(self) -> str:
         if not self.targets:
-            return "test accuracy of each method's best configuration; final values of all reported quantities"
+            return "test accuracy, or the one named, of each method's best configuration; final reported quantities"
         unit = "rounds" if self.row.unit == "rounds" else "transmissions, in FedAvg rounds,"
         return f"{unit} to the target: measured [published]; +: not reached"
 
@@ -136,11 +136,11 @@ class SweepResult(_Result):
     def rows(self) -> list[dict[str, str]]:
         """Rows for people: measured values, and published values in brackets."""
         rows = []
-        targets: list[float | None] = [*self.targets]
-        for target in targets or [None]:
+        named = f" {name_of(self.metric)}" if "accuracy" in self.metric.removeprefix("test_accuracy") else ""
+        for target in self.targets or [None]:
             heading = "best" if target is None else target_heading(target_label(target, self.metric))
             cells = {cost["heading"]: cost["cell"] for cost in self.costs(target)}
-            rows.append(self._as_row(heading, cells, self.row.published.get(target, {})))
+            rows.append(self._as_row(heading + named, cells, self.row.published.get(target, {})))
         best = {heading: trial[0].records for heading in self.row.methods if (trial := self.best(heading))}
         more = after(best, self.row.after) | (devices(best) if self.targets else standing(best))
         published = self.row.published | {f"after {n} rounds": cells for n, cells in self.row.after.items()}

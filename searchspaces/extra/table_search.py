@@ -109,8 +109,8 @@ def _sweep(
                 )
             first = first or values
     settings = first.pop("search", {})
-    if not isinstance(settings, dict):
-        raise UserError("--set search: `search` is a section; set one of its keys, such as search.concurrency=2")
+    if not isinstance(settings, dict) or {"kind", "space"} & settings.keys():
+        raise UserError("--set search: set one key of this section, such as search.concurrency=2, not kind or space")
     evaluation = first.get("evaluation")
     metric = evaluation.get("target_metric", "test_accuracy") if isinstance(evaluation, dict) else "test_accuracy"
     # A trial's position in the grid determines its method. A table keeps the protocol of its source, which selects by

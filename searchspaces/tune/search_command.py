@@ -65,6 +65,7 @@ def search_or_resume(
         FinishedSearch.read,
         lambda folder, table: resume_search(folder, table, address),
         lambda table: search(spec, data_root, table, address, data, note, begun=begun, name=name),
+        spec.resolved,
     )
 
 

@@ -21,6 +21,7 @@ from hedgerow.platform.runs.statistics import holm, paired, sign_flips
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.reports.page.layout import best_groups
 from hedgerow.reports.sections.report_data import ReportData
+from hedgerow.reports.sections.targets import targets
 
 
 def test_the_deviation_is_a_samples_and_one_value_has_none():
@@ -183,7 +184,9 @@ def test_the_best_of_many_is_one_that_has_ended():
     assert [pair.says for pair in last if pair.b == 7] == ["not finished: no conclusion possible"]
 
 
-@pytest.mark.parametrize("key", ["task.model.hidden", "task.public.samples", "clients_per_round", "simulation.times"])
+@pytest.mark.parametrize(
+    "key", ["task.model.hidden", "task.public.samples", "clients_per_round", "evaluation.every", "simulation.times"]
+)
 def test_what_differs_beside_the_method_is_told(key):
     one, other = made("a", 0, [0.1]), made("b", 0, [0.1])
     set_value(other.values, {}, tuple(key.split(".")), 8, "")
@@ -239,6 +242,25 @@ def test_a_target_that_is_reached_before_the_first_transmission_has_no_ratio():
     assert (pair.text(), pair.difference) == ("-", None)
     assert pair.says == "reached before the first transmission with some seed: no conclusion possible"
     assert number(pair.quantity.cell(pair.a)) == "0.6667 ± 0.5774"
+
+
+def test_a_seed_that_misses_a_target_counts_with_what_it_spent_and_runs_without_the_metric_do_not():
+    reached = {"cheap": [[0.1, 0.6], [0.1, 0.6], [0.1, 0.2, 0.6]], "dear": [[0.6], [0.6], [0.1] * 5]}
+    runs = [
+        made(name, seed, accuracies, cost, lr=cost)
+        for cost, (name, each) in enumerate(reached.items(), start=1)
+        for seed, accuracies in enumerate(each)
+    ]
+    runs = [replace(run, values=run.values | {"rounds": 5}) for run in [*runs, made("unmeasured", 0, [None] * 5, lr=3)]]
+    (table,) = targets(group_by_seed(runs)[0])
+    cheap, dear, unmeasured = table.texts
+    # (2 + 2 + 3) / 3 rounds; at least (1 + 1 + 5) / 3, of two transmissions each: twice as many.
+    assert (cheap["reached"], cheap["rounds"], cheap["ratio"]) == ("3 of 3", "2.333 ± 0.577", "1.0 × the cheapest")
+    assert dear == {
+        "experiment": "dear", "reached": "2 of 3", "rounds": "2.333+", "transmissions": "4.667+",
+        "ratio": ">2.0 × the cheapest",
+    }  # fmt: skip
+    assert unmeasured == {"experiment": "unmeasured"} | dict.fromkeys(list(dear)[1:], "-")
 
 
 def test_a_target_of_an_own_metric_is_reached_in_the_direction_of_its_mode():

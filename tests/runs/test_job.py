@@ -79,6 +79,20 @@ def test_files_and_seeds_continue_where_the_job_was_stopped(tmp_path, interrupte
     assert [(runs / name / "run.json").read_text() for name in names[:2]] == before
 
 
+def test_a_job_that_has_other_settings_than_its_run_says_so(tmp_path):
+    file = tmp_path / "file.yaml"
+    file.write_text(yaml.safe_dump(small(tmp_path / "runs", **SETTINGS, rounds=1).model_dump(mode="json")))
+    words, other = ("run", file, "--job", "5", "--json"), ("--set", "algorithm.lr=0.5", "--set", "rounds=2")
+    first, same, changed = hedgerow(*words), hedgerow(*words, "--set", "resources.actors=3"), hedgerow(*words, *other)
+    assert [one.exit_code for one in (first, same, changed)] == [0, 0, 0], changed.output
+    assert "keeps" not in first.stderr + same.stderr
+    assert (
+        f"warning: {tmp_path / 'runs' / 'small-5'} keeps its own settings, and this command has others: "
+        "rounds (1 -> 2), algorithm.lr (0.1 -> 0.5); start a new run for them"
+    ) in changed.stderr
+    assert json.loads(changed.stdout)["runs"][0]["summary"] == json.loads(first.stdout)["runs"][0]["summary"]
+
+
 def test_experiments_of_one_name_have_different_folders(tmp_path):
     one, other = small(tmp_path), small(tmp_path, name="other")
     assert names_in_job([one, other, one, one], "5") == ["small-5", "other-5", "small-5-2", "small-5-3"]

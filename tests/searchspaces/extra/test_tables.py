@@ -30,6 +30,7 @@ from hedgerow.searchspaces.spaces.search_file import load_search
 
 TABLES = family_tables("feddyn")
 LINES = [(table, line) for table in TABLES.values() for line in table.rows]
+BY_VALIDATION = ["task.validation.fraction=0.1", "search.metric=validation_accuracy"]
 PRINTED = ("T2.1", "T2.2", "T2.3", "TA.2", "TA.3", "TA.4")
 
 
@@ -153,7 +154,6 @@ def test_changes_never_move_a_trial_to_another_method():
     assert all(belongs(made, h, o) for h, o in zip(made.headings, made.search.configurations, strict=True))
     with pytest.raises(UserError, match=r"with these --set values, alpha 0.01 equals alpha 0.1; exclude one"):
         plan("A1/cifar10-iid", "algorithm.alpha=0.3")
-    assert plan("T2.3/mnist-iid", "search.kind=optuna").search.search.kind == "grid"
 
 
 # ---- results of made-up runs ----------------------------------------------------------------------------------------
@@ -167,10 +167,10 @@ def curve(values: list[float], units: int = 1, metric: str = "test_accuracy", **
     ]  # fmt: skip
 
 
-def result(name: str, trials: list[tuple[str, list[dict], str]]) -> SweepResult:
+def result(name: str, trials: list[tuple[str, list[dict], str]], *changed: str) -> SweepResult:
     _, (line,) = find_rows(f"feddyn/{name}")
     finished = SimpleNamespace(
-        spec=plan(name).search,
+        spec=plan(name, *changed).search,
         trials=[Trial(f"{i:03d}", {"algorithm": {"lr": i}}, r, status) for i, (_, r, status) in enumerate(trials)],
     )
     note = {"headings": [heading for heading, *_ in trials], "changed": []}
@@ -201,6 +201,18 @@ def test_a_methods_best_configuration_reaches_the_first_target_first():
 def test_a_line_without_targets_shows_the_best_accuracy():
     shown = result("central/shakespeare-natural", [("central", curve([0.3, 0.52, 0.51], units=0), "finished")])
     assert shown.rows() == [{"setting": "Shakespeare / natural", "target": "best", "central": "52.0 % [51.2 %]"}]
+
+
+def test_a_line_names_the_accuracy_that_it_shows():
+    first, second = curve([0.3, 0.6], units=0), curve([0.5, 0.52], units=0)
+    for records, accuracy in ((first, 0.2), (second, 0.4)):
+        records[-1]["validation_accuracy"] = accuracy
+    trials = [("central", records, "finished") for records in (first, second)]
+    shown = result("central/shakespeare-natural", trials, *BY_VALIDATION)
+    assert (shown.rows()[0]["target"], shown.rows()[0]["central"]) == ("best validation accuracy", "40.0 % [51.2 %]")
+    assert [row["target"] for row in result("T2.3/mnist-iid", [], *BY_VALIDATION).rows()] == [
+        "98.2 % validation accuracy", "97.2 % validation accuracy",
+    ]  # fmt: skip
 
 
 def test_where_no_configuration_reaches_a_loss_the_lowest_is_shown():
@@ -244,7 +256,10 @@ def test_a_line_runs_and_is_printed_beside_the_published_numbers(ray_here, tmp_p
 
 
 def test_the_rounds_of_a_killed_table_are_reported_as_those_of_an_interrupted_one(tmp_path):
-    made = plan("T2.3/mnist-iid", "output=" + str(tmp_path), methods=["FedDyn", "FedAvg"])
+    # Targets of test samples choose, whatever the metric of the search.
+    changed = ["evaluation.target_metric=test_accuracy", "evaluation.stop=false", *BY_VALIDATION]
+    made = plan("T2.3/mnist-iid", "output=" + str(tmp_path), *changed, methods=["FedDyn", "FedAvg"])
+    assert not made.search.selects_on_test
     folder = RunFolder(tmp_path / "killed")
     # A process that ends without releasing the lock.
     leave = "import os, pathlib; from hedgerow.platform.storage.run_lock import RunLock; "
@@ -268,6 +283,7 @@ def test_the_rounds_of_a_killed_table_are_reported_as_those_of_an_interrupted_on
     assert "| 97.2 % | 2 (1.0 × FedDyn) [31] | - [52] | 2+" in text
     for heading in ("FedDyn", "FedAvg"):
         assert f"MNIST / IID: {heading}: the run was interrupted before its end" in text
+    assert "scores on test samples choose configurations" in text
     # Of a search that runs, nothing is final.
     with RunLock(folder.path):
         told = hedgerow("table", "feddyn/T2.3/mnist-iid", "--report", "--output", str(tmp_path))
@@ -461,7 +477,8 @@ def test_cells_of_runs_with_diverged_clients_are_marked(ray_here, tmp_path):
         (["feddyn/T2.3/shakespeare-natural"], "it should contain train/*.json and test/*.json"),
         (["feddyn/T2.1", "--report"], "no run that has ended is stored under"),
         (["feddyn/T2.1/cifar10-iid", "--set", "evaluation=3"], "--set evaluation=3: evaluation"),
-        (["feddyn/T2.1/cifar10-iid", "--set", "search=5"], "--set search: `search` is a section"),
+        (["feddyn/T2.1/cifar10-iid", "--set", "search=5"], "--set search: set one key of this section"),
+        (["feddyn/T2.1/cifar10-iid", "--set", "search.kind=asha"], "--set search: set one key of this section"),
         (["feddyn/T2.1/cifar10-iid", "--output", "it's: here"], "it should contain cifar-10-batches-py/data_batch_1"),
     ],
 )
