@@ -35,6 +35,7 @@ from hedgerow.algorithms.core.parts import ContractError
 from hedgerow.algorithms.core.pytree import Tree, difference, leaves, tree_map
 from hedgerow.algorithms.personalized.adaptation import Adapting
 from hedgerow.algorithms.slots.middleware import AS_IS, ComposedAlgorithm, Middleware
+from hedgerow.algorithms.slots.slot_rounds import SlotRounds
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.own_code_errors import own_error
@@ -227,8 +228,7 @@ class _Contract(Middleware):
             _check_name(metric, f"`{name}`")
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ContractError(f"`{name}` returns {_kind(value)} as {metric!r}; return a number, such as float(x)")
-            is_own = not type(self.inner).__module__.startswith("hedgerow.")
-            is_reserved = is_own and (metric.startswith(RESERVED) or metric.endswith(SUFFIXES))
+            is_reserved = _is_own(type(self.inner)) and (metric.startswith(RESERVED) or metric.endswith(SUFFIXES))
             if metric in STANDARD or metric in self.scores or is_reserved:
                 raise ContractError(
                     f"`{name}` returns {metric!r}, which is the name of another entry of records; choose another"
@@ -278,13 +278,18 @@ class _Contract(Middleware):
     def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
         self.step = name.removesuffix(AS_IS)
         drawn, others = torch.get_rng_state(), other_generators()
+        hyper = self.inner.hyper
         try:
+            if _is_own(type(self.inner)):
+                self.inner.hyper = _hidden(hyper, f"its step `{self.step}` reads self.hyper.", "hp.")
             answer = step(hp, down, state, data)
         except UnknownStreamError as error:
             raise ContractError(
                 f"its step `{self.step}` reads the stream {error.stream!r}, but its Exchange has "
                 f"{', '.join(map(repr, data.streams)) or 'none'}; add it to `batches`"
             ) from error
+        finally:
+            self.inner.hyper = hyper
         if other_generators() != others:
             raise ContractError(
                 f"its step `{self.step}`, or the loss, draws from NumPy or Python's random, which no seed determines; "
@@ -338,6 +343,58 @@ class _Contract(Middleware):
         return result
 
 
+def _is_own(kind: type) -> bool:
+    """Whether a class is the user's own."""
+    return not kind.__module__.startswith("hedgerow.")
+
+
+class _HiddenSlots(Middleware):
+    """Lets the client parts of the user's own objective and transforms read their floats in `hp` alone."""
+
+    def __init__(self, rounds: SlotRounds):
+        self.rounds, slots = rounds, rounds.slots
+        transforms = [_of_slot(one, "hp.", f"transforms.{i}.kind") for i, one in enumerate(slots.transforms)]
+        objective = _of_slot(slots.objective, "hp.objective.", "objective.kind")
+        self.slots = slots.model_copy(update={"transforms": transforms, "objective": objective})
+
+    def client(self, name: str, step: ClientStep, hp: Any, down: Tree, state: Tree, data: ClientData) -> StepResult:
+        slots, self.rounds.slots = self.rounds.slots, self.slots
+        try:
+            return super().client(name, step, hp, down, state, data)
+        finally:
+            self.rounds.slots = slots
+
+
+def _of_slot(slot: Any, instead: str, key: str) -> Any:
+    """A slot, with hidden floats if it is of the user's own class. instead, key: see `_hidden`."""
+    if slot is None or not _is_own(type(slot)):
+        return slot
+    return _hidden(slot, f"{type(slot).__name__} reads self.", instead, key)
+
+
+def _hidden(section: Any, reads: str, instead: str, key: str | None = None) -> Any:
+    """Copy of a section whose floats raise ContractError when they are read: a client step receives those of its round
+    and, in a search, of its trial.
+
+    reads, instead: beginnings of what the step reads and of what it receives. key: see ContractError.
+    """
+    kind: Any = type(section)
+    floats = {name for name, value in section if isinstance(value, float)}
+
+    def read(self: Any, name: str) -> Any:
+        if name in floats:
+            raise ContractError(
+                f"{reads}{name}; read {instead}{name}, which has the value of the round and, in a search, of the trial",
+                key,
+            )
+        return kind.__getattribute__(self, name)
+
+    copy = section.model_copy()
+    hiding = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__getattribute__": read})
+    object.__setattr__(copy, "__class__", hiding)
+    return copy
+
+
 class _DryRun:
     """Rounds and evaluations of an algorithm on a worker of this process. large: whether the model is."""
 
@@ -347,7 +404,7 @@ class _DryRun:
         self.experiment, self.algorithm, self.data, self.is_large = experiment, algorithm, (dataset, partition), large
         self.inner, self.middleware = algorithm.inner, algorithm.middleware
         self.contract = _Contract(algorithm.inner)
-        self.is_own = not type(algorithm.inner).__module__.startswith("hedgerow.")
+        self.is_own = _is_own(type(algorithm.inner))
         sizes = partition.train_sizes
         if self.inner.trains_on == "stream":
             self.clients, self.population = np.zeros(1, np.int64), experiment.rounds
@@ -371,7 +428,8 @@ class _DryRun:
         )
         # First without its middleware, which rejects wrong results before they can be checked.
         for middleware in ([], self.middleware) if self.middleware else ([],):
-            self.algorithm.middleware = [self.contract, *middleware]
+            hidden = [_HiddenSlots(one) for one in middleware if isinstance(one, SlotRounds)]
+            self.algorithm.middleware = [self.contract, *middleware, *hidden]
             worker = Worker([self.algorithm], *self.data, self.experiment.seed)
             worker.samples = {
                 place: _few(some, samples, last if place == "clients" else None)

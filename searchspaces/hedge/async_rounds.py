@@ -8,15 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hedgerow.algorithms.measures import METRICS
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.numbers import percent
-from hedgerow.platform.config.measures_section import measure_name
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.sealed_json import seal
 from hedgerow.platform.tracking.records import read_objects
-from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw
+from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw, score_names
 from hedgerow.searchspaces.hedge.elimination import Elimination
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge, entropy
 
@@ -373,21 +371,14 @@ class HedgeRounds:
 
     def _deployed(self, round: int, row: dict[int, RoundRecord], present: np.ndarray) -> RoundRecord:
         """Accuracy and loss of the deployed policies in a round, before its weights are updated."""
-        accuracy, loss = (
-            "_".join(kind if part in ("accuracy", "loss") else part for part in self.metric.split("_"))
-            for kind in ("accuracy", "loss")
-        )
-        if measure_name(self.metric) in METRICS and accuracy == loss:
-            # Neither an accuracy nor a loss: the metric itself, under the name of the kind that has its direction.
-            accuracy, loss = (accuracy, "") if self.mode == "max" else ("", loss)
+        names = score_names(self.metric)
         scores: RoundRecord = {}
         for policy in ("sample", "leader"):
             (expert,) = self._chosen(policy, present)
             metrics = row[expert]
             scores[policy] = {
                 "expert": expert,
-                "accuracy": _finite(metrics.get(accuracy)),
-                "loss": _finite(metrics.get(loss)),
+                **{kind: _finite(metrics.get(name)) for kind, name in names.items()},
             }
         mixture = self._mixture(round, present)
         return scores | {"mixture": None if mixture is None else mixture._asdict()}

@@ -42,6 +42,11 @@ class Score(NamedTuple):
     loss: float
 
 
+def score_names(metric: str) -> dict[str, str]:
+    """Names of the accuracy and of the loss on the samples of a metric, by "accuracy" and "loss"."""
+    return {kind: f"{metric.partition('_')[0]}_{kind}" for kind in ("accuracy", "loss")}
+
+
 def draw(seed: int, round: int, weights: np.ndarray) -> int:
     """Index of the expert that the policy `sample` draws from the weights (experts,) of a round.
 

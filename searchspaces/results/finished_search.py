@@ -291,9 +291,8 @@ class FinishedSearch:
     @property
     def deployed_curves(self) -> dict[str, Points]:
         """Curves of the deployed policies and of the best expert in hindsight, see `hedge_curves.deployed_curves`."""
-        metric = self.spec.search.metric
-        experts = [{record["round"]: record.get(metric) for record in trial.records} for trial in self.trials]
-        return deployed_curves(self.hedge, experts, metric) if self.hedge and self.trials else {}
+        experts = [{record["round"]: record for record in trial.records} for trial in self.trials]
+        return deployed_curves(self.hedge, experts, self.spec.search.metric) if self.hedge and self.trials else {}
 
     @property
     def deployed_sentences(self) -> list[str]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.series import Points
+from hedgerow.searchspaces.hedge.deployment import score_names
 
 HINDSIGHT = "best expert in hindsight"
 
@@ -63,18 +63,19 @@ class HedgeCurves(WeightCurves):
 
 
 def score_kind(metric: str) -> str:
-    """Kind of the scores of deployed policies that belong to the metric of a search: "loss" or "accuracy"."""
-    return "loss" if mode_of(metric) == "min" else "accuracy"
+    """Kind of the scores by which the deployed policies of a search are compared: "accuracy" if its metric is the
+    accuracy, otherwise "loss". A mixture has no other scores.
+    """
+    return "accuracy" if metric == score_names(metric)["accuracy"] else "loss"
 
 
 def deployed_curves(
-    hedge: Sequence[RoundRecord], experts: Sequence[Mapping[int, Any]], metric: str
+    hedge: Sequence[RoundRecord], experts: Sequence[Mapping[int, RoundRecord]], metric: str
 ) -> dict[str, Points]:
-    """Mean so far of the accuracy of each deployed policy, and of the best expert in hindsight, by round.
+    """Mean so far of the `score_kind` of each deployed policy, and of the best expert in hindsight, by round.
 
-    experts: value of the metric by round, of each expert. metric: metric of the search; for a loss, the curves are of
-    losses. Rounds in which a value is missing are left out; a policy without any has no curve. {}: the records are of a
-    version that did not record the policies.
+    experts: records by round, of each expert. metric: metric of the search. Rounds in which a value is missing are left
+    out; a policy without any has no curve. {}: the records are of a version that did not record the policies.
     """
     kind = score_kind(metric)
     scores: dict[str, dict[int, Any]] = {}
@@ -83,8 +84,8 @@ def deployed_curves(
             scores.setdefault(policy, {})[record["round"]] = (score or {}).get(kind)
     if not scores:
         return {}
-    best = experts[hedge[-1]["best"]]
-    scores[HINDSIGHT] = {record["round"]: best.get(record["round"]) for record in hedge}
+    best, name = experts[hedge[-1]["best"]], score_names(metric)[kind]
+    scores[HINDSIGHT] = {record["round"]: best.get(record["round"], {}).get(name) for record in hedge}
     curves = {name: _means(values) for name, values in scores.items()}
     return {name: points for name, points in curves.items() if points}
 

@@ -13,7 +13,8 @@ from hedgerow.platform.common.numbers import TRANSMISSIONS, name_of, number, per
 from hedgerow.platform.common.table import Table, wide_console
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.ui.terminal import print_line
-from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves
+from hedgerow.searchspaces.hedge.deployment import score_names
+from hedgerow.searchspaces.results.hedge_curves import HINDSIGHT, deployed_curves, score_kind
 from hedgerow.searchspaces.results.trials import Row, trial_table
 from hedgerow.searchspaces.spaces.smoothing import smoothed
 
@@ -50,7 +51,8 @@ class SearchTable:
         self.policy, self.smooth, self.ends_early, self.clock = policy, smooth, ends_early, clock
         self._begun: tuple[float, int] | None = None
         """Time at which the first trial started, and the rounds that a resumed search had completed by then."""
-        self._values: list[dict[int, float]] = [{} for _ in labels]
+        self._known = {metric, score_names(metric)[score_kind(metric)]}
+        self._values: list[dict[int, RoundRecord]] = [{} for _ in labels]
         self._rounds: list[RoundRecord] = []
         self.name, self.rounds, self.labels, self.metric = name, rounds, labels, metric
         self.console = console or Console()
@@ -83,8 +85,8 @@ class SearchTable:
         self._seen[index].update(record)
         self._states[index] = "running"
         value = record.get(self.metric, math.nan)
-        if self.metric in record:
-            self._values[index][record["round"]] = value
+        if known := {name: record[name] for name in self._known if name in record}:
+            self._values[index][record["round"]] = known
         # Best over all rounds: a later drop in accuracy does not change it.
         if math.isfinite(value) and self._sign * value < self._sign * self._best.get(index, self._sign * math.inf):
             self._best[index] = value
@@ -151,8 +153,10 @@ class SearchTable:
         curves = deployed_curves(self._rounds, self._values, self.metric)
         if self.policy not in curves or HINDSIGHT not in curves:
             return ""
-        mine, best = (self._text(curves[name][-1][1]) for name in (self.policy, HINDSIGHT))
-        return f"deployed {self.policy} {mine} (best in hindsight {best})"
+        kind = score_kind(self.metric)
+        mine, best = (number(curves[name][-1][1], unit_of(kind)) for name in (self.policy, HINDSIGHT))
+        what = "" if kind in self.metric else f" {kind}"
+        return f"deployed {self.policy}{what} {mine} (best in hindsight {best})"
 
     def _order(self) -> list[int]:
         """Indices of the trials, largest weight or best metric first; trials that failed or have no value last."""
@@ -162,7 +166,7 @@ class SearchTable:
 
         def place(i: int) -> tuple[bool, float]:
             # NaN: not evaluated.
-            values = list(self._values[i].values())
+            values = [known[self.metric] for known in self._values[i].values() if self.metric in known]
             score = smoothed(values, self.smooth) if values else math.nan
             return (False, self._sign * score) if math.isfinite(score) else (True, 0.0)
 

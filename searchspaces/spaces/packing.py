@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
+from hedgerow.algorithms.slots.slots import SlottedHyper
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.searchspaces.spaces.space import Overrides
 
@@ -52,11 +54,20 @@ def pack_trials(experiments: Sequence[Experiment], room: int, size: int | None) 
 
 
 def _fusion_key(experiment: Experiment) -> str:
-    """Key of experts that can share a pack: all settings except the floats of the algorithm and its slots, and the
-    values that clients draw for the same keys.
+    """Key of experts that can share a pack: all settings of all rounds, except floats of the algorithm and its slots
+    and the values that clients draw for the same keys.
     """
-    hyper = experiment.hyper
-    blank = hyper.with_floats(dict.fromkeys(hyper.floats(), "a float")).model_dump(mode="json", warnings=False)
+    hyper, schedule = experiment.hyper, sha256()
+    blank = _without_floats(hyper)
+    # A schedule of the user's own may derive other settings from a float, such as a number of steps.
+    sections = (experiment.algorithm, experiment.objective)
+    if any(one is not None and not type(one).at.__module__.startswith("hedgerow.") for one in sections):
+        for round in range(1, experiment.rounds + 1):
+            schedule.update(json.dumps(_without_floats(hyper.at(round)), sort_keys=True).encode())
     values = experiment.model_dump(mode="json", exclude={*blank, "fedex"})
     drawn = (experiment.fedex.score, sorted(experiment.fedex.keys)) if experiment.fedex else None
-    return json.dumps(values | blank | {"fedex": drawn}, sort_keys=True)
+    return json.dumps(values | blank | {"fedex": drawn, "schedule": schedule.hexdigest()}, sort_keys=True)
+
+
+def _without_floats(hyper: SlottedHyper) -> dict[str, Any]:
+    return hyper.with_floats(dict.fromkeys(hyper.floats(), "a float")).model_dump(mode="json", warnings=False)

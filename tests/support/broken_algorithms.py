@@ -32,6 +32,11 @@ class Plain(FedAvg):
         return {"w": w}, state, {"loss": loss}
 
 
+class ReadsItself(Plain):
+    def train(self, hp, down, state, data):
+        return super().train(self.hyper, down, state, data)
+
+
 class Draws(Plain):
     no_vmap = "it draws without a key"
 
@@ -467,6 +472,20 @@ class Mean(Transform):
 class Unkeyed(Transform):
     def client(self, hp, update, state, key):
         return tree_map(lambda leaf: leaf + torch.randn(()), update), state
+
+
+class PenaltyOfItself(Objective):
+    weight: float = 0.1
+
+    def begin(self, task, hp, down, state, data):
+        return lambda w, batch: task.loss(w, batch) + self.weight * w["1.bias"].square().sum(), None
+
+
+class ScalesByItself(Transform):
+    factor: float = 0.5
+
+    def client(self, hp, update, state, key):
+        return tree_map(lambda leaf: self.factor * leaf, update), state
 
 
 class LateObjective(Objective):

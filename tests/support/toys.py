@@ -24,6 +24,18 @@ from hedgerow.algorithms.optim.local_sgd import minimize
 WHOLE = {"train": BatchSpec(size=None, shuffle=False)}
 
 
+class Growing(FedAvg):
+    """FedAvg whose schedule derives a whole number from a float: the passes of a round."""
+
+    class Hyper(FedAvg.Hyper):
+        name: str = "toys.Growing"
+        growth: float = 0.1
+        passes: int = 1
+
+        def at(self, round):
+            return super().at(round).model_copy(update={"passes": 1 + int(self.growth * round)})
+
+
 class Stateful(FedAvg):
     """FedAvg with a client state: each client is pulled back by the sum of its own past displacements.
 

@@ -95,7 +95,9 @@ class StudySearcher(Searcher):
         setup: SearchSetup,
     ):
         super().__init__(metric=metric, mode=mode)
-        self.study, self.space, self.values = study, space, setup.values
+        self.study, self.space = study, space
+        # With defaults, by which the conditions of other kinds hold, too.
+        self.values = setup.experiment.model_dump(mode="json")
         experiment, search = setup.experiment, setup.journal.parent.name
         self.search, self.rounds, self.stops = search, experiment.rounds, experiment.early_end is not None
         self.points = list(setup.configurations)

@@ -77,6 +77,7 @@ BROKEN = [
         "OwnScore",
         "`server_metrics` returns 'test_accuracy', which is the name of another entry of records; choose another",
     ),
+    ("ReadsItself", r"its step `train` reads self.hyper.\w+; read hp.\w+, which has the value of the round and, in a"),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]
 
@@ -144,6 +145,10 @@ def test_a_training_metric_may_have_any_name(tmp_path):
         ({"transforms": [{"kind": "broken_algorithms.Mean"}]}, "transforms.0.kind: `client` returns an update with"),
         ({"transforms": [{"kind": "broken_algorithms.Unkeyed"}], "engine": {"mode": "loop"}}, "set its `is_random`"),
         ({"objective": {"kind": "broken_algorithms.LateObjective"}}, "objective.kind: `end` adds 'n' to its state"),
+        ({"objective": {"kind": "broken_algorithms.PenaltyOfItself"}}, "objective.kind: PenaltyOfItself reads "
+         "self.weight; read hp.objective.weight, which has the value of the round and, in a search, of the trial"),
+        ({"transforms": [{"kind": "broken_algorithms.ScalesByItself"}]}, "transforms.0.kind: ScalesByItself reads "
+         "self.factor; read hp.factor, which has the value of the round"),
     ],
 )  # fmt: skip
 def test_a_slot_of_the_user_that_would_give_other_numbers_is_refused(slot, said):

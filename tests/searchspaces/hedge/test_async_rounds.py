@@ -181,6 +181,24 @@ def test_an_accuracy_to_be_maximised_is_the_loss_one_minus_it():
     assert records[0]["expected"] == {"accuracy": 0.5, "other": 6.0}
 
 
+@pytest.mark.parametrize(
+    ("metric", "mode"), [("validation_cost", "min"), ("validation_gain", "max"), ("validation_accuracy", "max")]
+)
+def test_the_deployed_policies_have_their_accuracy_and_loss_whatever_metric_is_weighed(metric, mode):
+    reports = [
+        {"validation_cost": 3.0, "validation_gain": 7.0, "validation_accuracy": 0.7, "validation_loss": 1.5},
+        {"validation_cost": 2.0, "validation_gain": 4.0, "validation_accuracy": 0.4, "validation_loss": 0.5},
+    ]
+    bounds = None if metric == "validation_accuracy" else (0, 10)
+    buffer, records = rounds(2, metric=metric, mode=mode, range=bounds, averaged=list(reports[0]))
+    for round in (1, 2):
+        for expert, report in enumerate(reports):
+            buffer.report(expert, round, report)
+    best = 1 if mode == "min" else 0
+    scores = {"accuracy": [0.7, 0.4][best], "loss": [1.5, 0.5][best]}
+    assert records[1]["deployed"]["leader"] == {"expert": best, **scores}
+
+
 def test_a_cross_entropy_is_clipped_and_scaled():
     buffer, records = rounds(2, range=(0, 4.0))
     buffer.report(0, 1, {"loss": 1.0})

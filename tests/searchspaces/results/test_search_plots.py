@@ -50,7 +50,11 @@ def test_hedges_figures_are_drawn_for_few_and_for_many_experts(experts, rounds, 
 
 
 def test_the_deployed_policies_are_drawn_against_the_best_expert_in_hindsight():
-    curves = deployed_curves(deployed_records(), [{1: 0.8, 2: 0.6, 3: 0.7}, {1: 0.5, 2: 0.9}], "test_accuracy")
+    experts = [
+        {round: {"test_accuracy": value, "test_loss": 2 * value} for round, value in one.items()}
+        for one in ({1: 0.8, 2: 0.6, 3: 0.7}, {1: 0.5, 2: 0.9})
+    ]
+    curves = deployed_curves(deployed_records(), experts, "test_accuracy")
     assert curves == {
         "leader": [(1, 0.8), (2, pytest.approx(0.85)), (3, pytest.approx(0.8))],
         # No mixture in the second round.
@@ -60,8 +64,13 @@ def test_the_deployed_policies_are_drawn_against_the_best_expert_in_hindsight():
     chart = drawn(deployed_records(), ["a", "b"], curves)["hedge_deployed"]
     assert chart.legend[-1] == ("s7", "best expert in hindsight")
     assert chart.data.texts[1]["best expert in hindsight"] == "70.0 %"
-    losses = deployed_curves(deployed_records(), [{}, {}], "test_loss")
-    assert losses == {"leader": [(1, 1.0), (2, 1.0), (3, 1.0)], "mixture": [(1, 0.5), (3, 0.5)]}
+    for metric in ("test_loss", "test_cost"):
+        # A mixture has no cost: of another metric, the policies are compared by their losses.
+        assert deployed_curves(deployed_records(), experts, metric) == {
+            "leader": [(1, 1.0), (2, 1.0), (3, 1.0)],
+            "mixture": [(1, 0.5), (3, 0.5)],
+            "best expert in hindsight": [(1, 1.6), (2, pytest.approx(1.4)), (3, pytest.approx(1.4))],
+        }
     assert deployed_curves(hedge_records(2, 3), [{}, {}], "test_accuracy") == {}
 
 

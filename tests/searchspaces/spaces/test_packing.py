@@ -156,6 +156,15 @@ def test_experts_are_dealt_by_what_they_have_in_common(tmp_path):
     assert pack_trials(trials[:1], room=4, size=None) == [[0]]
 
 
+def test_experts_whose_own_schedule_differs_in_more_than_floats_are_dealt_apart(tmp_path):
+    chosen = plan(
+        tmp_path, algorithm={"name": "toys.Growing"}, search__space={"algorithm.growth": [0.0, 0.1, 0.2, 1.0]}
+    )
+    trials = [chosen.trial(overrides) for overrides in chosen.configurations]
+    # In 6 rounds, 0.1 never gives a second pass, and 0.2 gives one from round 5 on.
+    assert pack_trials(trials, room=1, size=None) == [[0, 1], [2], [3]]
+
+
 def test_who_is_in_a_trial():
     assert members("ab_00003", {"overrides": {"seed": 1}}) == [(3, {"seed": 1})]
     assert members("ab_00003", {"overrides": {}, "number": 7}) == [(7, {})]

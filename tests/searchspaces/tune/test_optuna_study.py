@@ -17,7 +17,8 @@ SPACE = {
     "algorithm.lr": {"loguniform": [0.01, 0.5]},
     "algorithm.momentum": {"choice": [0.0, 0.5]},
     "algorithm.epochs": {"integers": [1, 3]},
-    "algorithm.pull": {"uniform": [0.0, 0.2], "when": {"algorithm.momentum": 0.5}},
+    # The file does not say `lr_decay`, whose default is 1.
+    "algorithm.pull": {"uniform": [0.0, 0.2], "when": {"algorithm.momentum": 0.5, "algorithm.lr_decay": 1.0}},
 }
 
 
