@@ -309,6 +309,9 @@ def _notes(groups: list[SeedGroup], quantity: Quantity) -> list[str]:
         notes.append(f"The experiments differ in more than the method: {', '.join(other)}.")
     for run in (run for group in groups for run in group.runs if not run.is_finished):
         notes.append(f"{run.folder.path} has {run.records[-1]['round']} of {run.values['rounds']} rounds.")
+    ends = [run.records[-1]["round"] for group in groups for run in group.runs if run.is_finished]
+    if ends and min(ends) < max(ends):
+        notes.append(f"Runs ended after {min(ends)} to {max(ends)} rounds: their last scores are of different rounds.")
     if any(len(group.runs) == 1 for group in groups):
         notes.append("One seed gives no deviation and no conclusion about differences; run more seeds: --seeds 0,1,2.")
     if any(not quantity.complete(i) for i in range(len(groups))):

@@ -11,6 +11,7 @@ from hedgerow.platform.runs.run_command import next_commands, outcome, print_out
 from hedgerow.platform.runs.run_in_mlflow import push as push_run
 from hedgerow.platform.runs.run_session import run_or_resume
 from hedgerow.platform.runtime.factory import Data
+from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run, names_in_job
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.platform.ui.mlflow_server import hints
@@ -78,9 +79,11 @@ def resume_one_search(folder: RunFolder, address: str | None, changed: bool) -> 
 
 
 def push_run_or_search(name: str) -> CommandOutput:
-    """Upload the records of a run or a search that are missing in MLflow."""
+    """Upload the records of a run or a search that are missing in MLflow. Raises UserError while it runs."""
     folder = find_run(name)
-    warnings = (push_search if folder.is_search else push_run)(str(folder.path), SimpleNamespace(note=click.echo))
+    # A push records the end, which a run in progress has not reached.
+    with RunLock((folder.search or folder).path):
+        warnings = (push_search if folder.is_search else push_run)(str(folder.path), SimpleNamespace(note=click.echo))
 
     def render() -> None:
         for warning in warnings:

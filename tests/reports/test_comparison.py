@@ -252,7 +252,8 @@ def test_a_seed_that_misses_a_target_counts_with_what_it_spent_and_runs_without_
         for seed, accuracies in enumerate(each)
     ]
     runs = [replace(run, values=run.values | {"rounds": 5}) for run in [*runs, made("unmeasured", 0, [None] * 5, lr=3)]]
-    (table,) = targets(group_by_seed(runs)[0])
+    groups = group_by_seed(runs)[0]
+    (table,) = targets(groups)
     cheap, dear, unmeasured = table.texts
     # (2 + 2 + 3) / 3 rounds; at least (1 + 1 + 5) / 3, of two transmissions each: twice as many.
     assert (cheap["reached"], cheap["rounds"], cheap["ratio"]) == ("3 of 3", "2.333 ± 0.577", "1.0 × the cheapest")
@@ -261,6 +262,8 @@ def test_a_seed_that_misses_a_target_counts_with_what_it_spent_and_runs_without_
         "ratio": ">2.0 × the cheapest",
     }  # fmt: skip
     assert unmeasured == {"experiment": "unmeasured"} | dict.fromkeys(list(dear)[1:], "-")
+    # Targets ended the runs.
+    assert "Runs ended after 1 to 5 rounds: their last scores are of different rounds." in compare(groups).notes
 
 
 def test_a_target_of_an_own_metric_is_reached_in_the_direction_of_its_mode():

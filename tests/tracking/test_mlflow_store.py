@@ -10,6 +10,7 @@ from datetime import datetime
 
 import pytest
 import sqlalchemy
+from command_line import hedgerow
 from mlflow.tracking import MlflowClient
 from tracked_runs import small
 
@@ -17,6 +18,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.run_in_mlflow import push
 from hedgerow.platform.runs.runner import resume, run
+from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.mlflow_store import MlflowPlace, default_uri, experiment_id, open_client
 
 
@@ -135,6 +137,15 @@ def test_a_run_that_was_deleted_in_mlflow_is_recorded_anew_and_an_interrupted_on
     again, times = pushed(untracked)
     assert again.info.run_id != entry.info.run_id
     assert (again.info.status, again.info.end_time, len(times)) == ("KILLED", 1_600_000_000_000, 5)
+
+
+def test_a_run_in_progress_is_not_pushed_as_one_that_has_ended(untracked):
+    before = (untracked.path / "run.json").read_bytes()
+    with RunLock(untracked.path):
+        refused = hedgerow("push", untracked)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"{untracked} is being run by process {os.getpid()}" in refused.stderr
+    assert (untracked.path / "run.json").read_bytes() == before
 
 
 def test_a_run_that_continues_with_an_edited_file_has_its_settings_and_rounds_and_a_copy_leaves_the_original(
