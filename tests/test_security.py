@@ -311,7 +311,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield folder
-    for module in ("next_door", "working_folder"):
+    for module in ("next_door", "working_folder", "common", "first_net", "second_net"):
         sys.modules.pop(module, None)
 
 
@@ -391,6 +391,24 @@ def test_a_module_next_to_the_file_never_replaces_an_installed_one(here, install
     assert done.exit_code == 2
     assert f"there are two modules 'installed_thing', {here / 'installed_thing.py'} and" in done.output
     assert not installed.exists()
+
+
+def test_code_of_one_experiment_imports_no_module_of_another(here):
+    """Both would be `common` to Python, and the second experiment would run with the code of the first."""
+    for name, width in (("first", 3), ("second", 7)):
+        (here / name).mkdir()
+        (here / name / "common.py").write_text(f"WIDTH = {width}\n")
+        (here / name / f"{name}_net.py").write_text(
+            "from torch import nn\n\nimport common\n\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+            "        super().__init__(nn.Flatten(), nn.Linear(64, common.WIDTH), nn.Linear(common.WIDTH, 10))\n"
+        )
+        (here / name / "own.yaml").write_text(GOOD.replace("name: mlp, hidden: [20]", f"name: {name}_net.Net"))
+    assert hedgerow("run", "first/own.yaml").exit_code == 0
+    done = hedgerow("run", "second/own.yaml")
+    assert done.exit_code == 2
+    said = f"there are two modules 'common', {here / 'second' / 'common.py'} and {here / 'first' / 'common.py'}; rename"
+    assert said in done.output
+    assert hedgerow("run", "first/own.yaml").exit_code == 0
 
 
 def test_a_command_imports_nothing_from_the_working_directory(here, tmp_path):

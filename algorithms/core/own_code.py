@@ -18,6 +18,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -207,6 +208,8 @@ def _module(name: str) -> ModuleType:
             raise ImportRefusedError(_refusal(name))
         raise ModuleNotFoundError(f"No module named {top!r}", name=top)
     _refuse_two(top, spec, list(files.values()))
+    for folder in homes if name not in sys.modules else ():
+        _refuse_borrowed(folder)
     _note_folder(top, spec)
     if name in sys.modules:
         return sys.modules[name]
@@ -251,6 +254,19 @@ def _refuse_two(top: str, spec: ModuleSpec | None, files: list[str]) -> None:
     others = [one for one in both if os.path.realpath(one) != os.path.realpath(files[0])]
     if others:
         raise ImportRefusedError(f"there are two modules {top!r}, {files[0]} and {others[0]}; rename the first one")
+
+
+def _refuse_borrowed(folder: str) -> None:
+    """Raises ImportRefusedError if the code in the folder of an experiment file would import a module of another such
+    folder, which has one of the same name and was first.
+    """
+    for name in (one.name for one in iter_modules([folder])):
+        mine, loaded = PathFinder.find_spec(name, [folder]), getattr(sys.modules.get(name), "__file__", None)
+        others = [one for one in _appended if loaded and os.path.realpath(one) != os.path.realpath(folder)]
+        if mine and loaded and not _is_in(loaded, folder) and any(_is_in(loaded, other) for other in others):
+            raise ImportRefusedError(
+                f"there are two modules {name!r}, {mine.origin} and {loaded}; rename the first one"
+            )
 
 
 def _refusal(name: str) -> str:

@@ -337,6 +337,7 @@ class FinishedSearch:
             self._wanted.target_metric,
             lambda metric: selects_on_test or not uses_test_samples(metric),
             self.spec.search.smooth,
+            self.spec.experiment.task.modes,
         )
 
     @property

@@ -1,7 +1,7 @@
 """Ranks the configurations of a search, and computes the cost of each."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,19 +164,21 @@ def best_per_metric(
     target_metric: str = "test_accuracy",
     decides: Callable[[str], bool] = lambda metric: True,
     smooth: float = 0.0,
+    modes: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """Best trial for each metric and for the transmissions to each target: name, configuration and value.
 
     With `smooth`, the smoothed value of a metric decides, and is shown under its name.
 
-    decides: whether a trial may be the best one by a metric. A trial that failed or diverged never is.
+    decides: whether a trial may be the best one by a metric. A trial that failed or diverged never is. modes: "min" or
+    "max" of the task's own metrics.
 
     Each row also has the costs of the trial as in `sweep_rows`, since the most accurate trial is rarely the cheapest. A
     metric that no trial has is omitted; a target that no trial reached has a row of None.
     """
     costs, labels = _costs(trials, targets, target_metric), [target_label(target, target_metric) for target in targets]
     names_of_metrics = dict.fromkeys([*METRICS, *measured(record for trial in trials for record in trial.records)])
-    known = [metric for metric in names_of_metrics if metric in METRICS or mode_of(metric)]
+    known = [metric for metric in names_of_metrics if metric in METRICS or mode_of(metric, modes)]
     columns = {metric: [final_value(trial.records, metric) for trial in trials] for metric in known if decides(metric)}
     if decides(target_metric):
         columns |= {key: [cost[key] for cost in costs] for key in (f"transmissions_to_{label}" for label in labels)}
@@ -186,7 +188,7 @@ def best_per_metric(
     names = short_names(searched_keys(trials))
     rows: list[Row] = []
     for metric in columns:
-        sign = -1 if metric not in known or mode_of(metric) == "min" else 1
+        sign = -1 if metric not in known or mode_of(metric, modes) == "min" else 1
         finite = {
             i: sign * value
             for i, value in enumerate(scores[metric])

@@ -190,6 +190,16 @@ def test_the_best_trial_by_each_metric():
     assert rows[0]["ratio_to_0.6"] == 8.0
 
 
+def test_the_best_by_a_metric_of_ones_own_has_the_direction_that_the_task_declares():
+    costs = {"000": 3.0, "001": 1.5, "002": 2.0}
+    found = [
+        Trial(name, {}, [{"round": 1, "transmissions": 1, "validation_cost": cost, "validation_gain": cost}])
+        for name, cost in costs.items()
+    ]
+    rows = best_per_metric(found, [], modes={"cost": "min", "gain": "max"})
+    assert {row["metric"]: row["trial"] for row in rows} == {"validation_cost": "001", "validation_gain": "000"}
+
+
 def test_a_metric_that_no_trial_has_is_left_out():
     assert [row["metric"] for row in best_per_metric(trials()[1:2], [])] == ["test_accuracy", "test_loss"]
     assert best_per_metric([Trial("000", {}, [], "died")], [0.5]) == [
