@@ -108,10 +108,13 @@ def _filter_errors(record: logging.LogRecord) -> bool:
     """Log filter that removes the traceback of a trial whose process or node was lost: it is Ray's own.
 
     Raises the error of a trial that cannot write its files: the search ends before the scheduler hears of a failure,
-    from which a resumed search could not go on. Tune passes an error on only to its log.
+    from which a resumed search could not go on. So it does with a report that a scheduler refuses, if it is the last
+    one of a trial. Tune passes such an error on only to its log.
     """
     error = record.exc_info[1] if record.exc_info else None
     cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(error, UserError):
+        raise error
     if isinstance(cause, Unsaved) or is_disk_full(cause):
         raise cause
     if isinstance(error, LOST):

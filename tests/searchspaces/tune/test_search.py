@@ -19,7 +19,7 @@ import yaml
 from helpers import without_clock
 from mlflow.tracking import MlflowClient
 from processes import hedgerow
-from searches import ROUNDS, one_after_the_other, plan
+from searches import ROUNDS, SPACE, one_after_the_other, plan
 
 from hedgerow import load
 from hedgerow.platform.common.errors import UserError
@@ -182,6 +182,13 @@ class TestHedge:
         runs = client.search_runs([client.get_experiment_by_name("hedgerow").experiment_id])
         assert runs
         assert {found.info.status for found in runs} == {"FAILED"}
+
+    @pytest.mark.exhaustive("processes")
+    def test_a_last_report_outside_the_range_ends_the_search_with_its_sentence(self, tmp_path):
+        section = {"kind": "hedge", "space": SPACE, "metric": "validation_percent", "report_every": 10}
+        chosen = plan(tmp_path, task__metrics=["toys.percent"], evaluation={"clients": 0}, rounds=2, search=section)
+        with pytest.raises(UserError, match=r"expert \d reported validation_percent = .* report a fraction instead"):
+            search(chosen)
 
     @pytest.mark.exhaustive("processes")
     def test_what_mlflow_missed_is_pushed_later(self, finished):
