@@ -137,8 +137,7 @@ class SweepResult(_Result):
         """Rows for people: measured values, and published values in brackets."""
         rows = []
         named = f" {name_of(self.metric)}" if "accuracy" in self.metric.removeprefix("test_accuracy") else ""
-        targets: list[float | None] = [*self.targets]
-        for target in targets or [None]:
+        for target in self.targets or (None,):
             heading = "best" if target is None else target_heading(target_label(target, self.metric))
             cells = {cost["heading"]: cost["cell"] for cost in self.costs(target)}
             rows.append(self._as_row(heading + named, cells, self.row.published.get(target, {})))

@@ -1,6 +1,7 @@
 """Bodies of the commands `search` and `push`, and of `resume` for searches."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,7 +83,7 @@ def push_run_or_search(name: str) -> CommandOutput:
     """Upload the records of a run or a search that are missing in MLflow. Raises UserError while it runs."""
     folder = find_run(name)
     # A push records the end, which a run in progress has not reached.
-    with RunLock((folder.search or folder).path):
+    with RunLock((folder.search or folder).path) if folder.status == "running" else nullcontext():
         warnings = (push_search if folder.is_search else push_run)(str(folder.path), SimpleNamespace(note=click.echo))
 
     def render() -> None:

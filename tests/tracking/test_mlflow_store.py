@@ -140,12 +140,15 @@ def test_a_run_that_was_deleted_in_mlflow_is_recorded_anew_and_an_interrupted_on
 
 
 def test_a_run_in_progress_is_not_pushed_as_one_that_has_ended(untracked):
+    status = untracked.status
+    untracked.update(status="running")
     before = (untracked.path / "run.json").read_bytes()
     with RunLock(untracked.path):
         refused = hedgerow("push", untracked)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert f"{untracked} is being run by process {os.getpid()}" in refused.stderr
     assert (untracked.path / "run.json").read_bytes() == before
+    untracked.update(status=status)
 
 
 def test_a_run_that_continues_with_an_edited_file_has_its_settings_and_rounds_and_a_copy_leaves_the_original(
