@@ -311,8 +311,20 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield folder
-    for module in ("next_door", "working_folder", "common", "first_net", "second_net"):
-        sys.modules.pop(module, None)
+    made = {"next_door", "working_folder", "common", "parts", "first_net", "second_net"}
+    for module in [name for name in sys.modules if name.partition(".")[0] in made]:
+        del sys.modules[module]
+
+
+def own_net(folder, module, imports, width):
+    """An experiment with a model in a module next to its file."""
+    file = folder / f"{module.replace('.', '/')}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        f"from torch import nn\n\n{imports}\n\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+        f"        super().__init__(nn.Flatten(), nn.Linear(64, {width}), nn.Linear({width}, 10))\n"
+    )
+    (folder / "own.yaml").write_text(GOOD.replace("name: mlp, hidden: [20]", f"name: {module}.Net"))
 
 
 @pytest.mark.parametrize("path", ["os.mkdir", "installed_thing.load"])
@@ -393,22 +405,42 @@ def test_a_module_next_to_the_file_never_replaces_an_installed_one(here, install
     assert not installed.exists()
 
 
-def test_code_of_one_experiment_imports_no_module_of_another(here):
-    """Both would be `common` to Python, and the second experiment would run with the code of the first."""
+@pytest.mark.parametrize("helper", ["common", "parts.common"])
+def test_code_of_one_experiment_imports_no_module_of_another(helper, here):
+    """Both would be the same module to Python, and the second experiment would run with the code of the first."""
+    place = helper.replace(".", "/") + ".py"
     for name, width in (("first", 3), ("second", 7)):
-        (here / name).mkdir()
-        (here / name / "common.py").write_text(f"WIDTH = {width}\n")
-        (here / name / f"{name}_net.py").write_text(
-            "from torch import nn\n\nimport common\n\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
-            "        super().__init__(nn.Flatten(), nn.Linear(64, common.WIDTH), nn.Linear(common.WIDTH, 10))\n"
-        )
-        (here / name / "own.yaml").write_text(GOOD.replace("name: mlp, hidden: [20]", f"name: {name}_net.Net"))
+        (here / name / place).parent.mkdir(parents=True)
+        (here / name / place).write_text(f"WIDTH = {width}\n")
+        own_net(here / name, f"{name}_net", f"import {helper} as common", "common.WIDTH")
     assert hedgerow("run", "first/own.yaml").exit_code == 0
     done = hedgerow("run", "second/own.yaml")
     assert done.exit_code == 2
-    said = f"there are two modules 'common', {here / 'second' / 'common.py'} and {here / 'first' / 'common.py'}; rename"
+    said = f"there are two modules {helper!r}, {here / 'second' / place} and {here / 'first' / place}; rename"
     assert said in done.output
     assert hedgerow("run", "first/own.yaml").exit_code == 0
+
+
+def test_code_of_an_experiment_imports_its_own_modules_before_those_of_others(here):
+    for name, imports, width in (("first", "", "3"), ("second", "import common", "common.WIDTH")):
+        own_net(here / name, f"{name}_net", imports, width)
+        (here / name / "common.py").write_text(f"WIDTH = {len(name) + 1}\n")
+    done = hedgerow("run", "first/own.yaml", "second/own.yaml", "--json")
+    assert done.exit_code == 0, done.output
+    folders = [run["folder"] for run in json.loads(done.stdout)["runs"]]
+    assert [len(api.load(folder).parameters["1.weight"]) for folder in folders] == [3, 7]
+
+
+def test_folders_without_init_share_a_name_but_their_modules_do_not(here):
+    for name in ("first", "second"):
+        own_net(here / name, f"parts.{name}_net", "", 3)
+    done = hedgerow("run", "first/own.yaml", "second/own.yaml")
+    assert done.exit_code == 0, done.output
+    for name in ("first", "second"):
+        own_net(here / name, "parts.net", "", 3)
+    done = hedgerow("run", "first/own.yaml", "second/own.yaml")
+    assert done.exit_code == 2
+    assert "there are two modules 'parts.net', " in done.output
 
 
 def test_a_command_imports_nothing_from_the_working_directory(here, tmp_path):

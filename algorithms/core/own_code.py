@@ -18,7 +18,6 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -195,21 +194,22 @@ def _module(name: str) -> ModuleType:
         raise ImportRefusedError(f"{name!r} is a program; name a module without `__main__`")
     spec = _spec(top)
     searched = [*_own.folders, *([str(Path.cwd())] if _own.names(name) else [])]
-    homes = {folder: found for folder in searched if (found := PathFinder.find_spec(top, [folder]))}
-    files = {folder: str(found.origin) for folder, found in homes.items() if found.has_location}
-    if top not in sys.modules and homes and (spec is None or (spec.loader is None and files)):
-        # Last, so that no module of the folder takes the place of an installed one.
-        folder = next(iter(files or homes))
-        sys.path.append(folder)
-        _appended.add(folder)
+    files = {folder: file for folder in searched if (file := _file(top, folder) or _file(name, folder))}
+    home = next(iter(files), None)
+    is_new = home not in sys.path and (spec is None or spec.origin is None)
+    if home and name not in sys.modules and (is_new or home in _appended):
+        # Last, so that no module of the folder takes the place of an installed one, but before other experiments.
+        earlier = [folder for folder in sys.path if folder in _appended and folder != home]
+        sys.path[:] = [*(folder for folder in sys.path if folder not in {home, *earlier}), home, *earlier]
+        _appended.add(home)
         spec = _spec(top)
     if spec is None and top not in sys.modules:
-        if PathFinder.find_spec(top, [str(Path.cwd())]) is not None:
+        if _file(top, str(Path.cwd())) or _file(name, str(Path.cwd())):
             raise ImportRefusedError(_refusal(name))
         raise ModuleNotFoundError(f"No module named {top!r}", name=top)
-    _refuse_two(top, spec, list(files.values()))
-    for folder in homes if name not in sys.modules else ():
-        _refuse_borrowed(folder)
+    _refuse_two(top, spec, [file for folder in files if (file := _file(top, folder))])
+    for folder in files:
+        _refuse_borrowed(name, folder)
     _note_folder(top, spec)
     if name in sys.modules:
         return sys.modules[name]
@@ -235,6 +235,13 @@ def _note_folder(top: str, spec: ModuleSpec | None) -> None:
         _own.found = tuple(dict.fromkeys([*_own.found, folder]))
 
 
+def _file(name: str, folder: str) -> str | None:
+    """File of a module in a folder, also in folders without `__init__`."""
+    *packages, last = name.split(".")
+    spec = PathFinder.find_spec(last, [str(Path(folder, *packages))])
+    return spec.origin if spec and spec.has_location else None
+
+
 def _spec(top: str) -> ModuleSpec | None:
     """Where Python finds a module of the top level, without importing it; None also for a script."""
     try:
@@ -256,17 +263,17 @@ def _refuse_two(top: str, spec: ModuleSpec | None, files: list[str]) -> None:
         raise ImportRefusedError(f"there are two modules {top!r}, {files[0]} and {others[0]}; rename the first one")
 
 
-def _refuse_borrowed(folder: str) -> None:
-    """Raises ImportRefusedError if the code in the folder of an experiment file would import a module of another such
-    folder, which has one of the same name and was first.
+def _refuse_borrowed(name: str, folder: str) -> None:
+    """Raises ImportRefusedError if the code of an experiment would get a module next to another experiment under the
+    name of one in its own folder. name: of the module to import; one that was imported before has its own modules.
     """
-    for name in (one.name for one in iter_modules([folder])):
-        mine, loaded = PathFinder.find_spec(name, [folder]), getattr(sys.modules.get(name), "__file__", None)
-        others = [one for one in _appended if loaded and os.path.realpath(one) != os.path.realpath(folder)]
-        if mine and loaded and not _is_in(loaded, folder) and any(_is_in(loaded, other) for other in others):
-            raise ImportRefusedError(
-                f"there are two modules {name!r}, {mine.origin} and {loaded}; rename the first one"
-            )
+    tops = {entry.stem for entry in Path(folder).iterdir()}
+    for one in [name] if name in sys.modules else [one for one in sys.modules if one.partition(".")[0] in tops]:
+        mine, loaded = _file(one, folder), getattr(sys.modules[one], "__file__", None)
+        if not mine or not loaded or os.path.realpath(mine) == os.path.realpath(loaded):
+            continue
+        if any(_is_in(loaded, other) for other in _appended - {folder}):
+            raise ImportRefusedError(f"there are two modules {one!r}, {mine} and {loaded}; rename the first one")
 
 
 def _refusal(name: str) -> str:

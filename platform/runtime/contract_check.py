@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hedgerow.algorithms.core.algorithm import Algorithm, Need
 from hedgerow.algorithms.core.client_data import ClientData, UnknownStreamError
+from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.inference import shorter
 from hedgerow.algorithms.core.kept_values import kept_values
 from hedgerow.algorithms.core.keyed_random import other_generators
@@ -373,8 +374,8 @@ def _of_slot(slot: Any, instead: str, key: str) -> Any:
 
 
 def _hidden(section: Any, reads: str, instead: str, key: str | None = None) -> Any:
-    """Copy of a section whose floats raise ContractError when they are read: a client step receives those of its round
-    and, in a search, of its trial.
+    """Copy of a section whose floats, also of sections inside it, raise ContractError when they are read: a client step
+    receives those of its round and, in a search, of its trial.
 
     reads, instead: beginnings of what the step reads and of what it receives. key: see ContractError.
     """
@@ -389,7 +390,13 @@ def _hidden(section: Any, reads: str, instead: str, key: str | None = None) -> A
             )
         return kind.__getattribute__(self, name)
 
-    copy = section.model_copy()
+    copy = section.model_copy(
+        update={
+            name: _hidden(value, f"{reads}{name}.", f"{instead}{name}.", key)
+            for name, value in section
+            if isinstance(value, Settings)
+        }
+    )
     hiding = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__getattribute__": read})
     object.__setattr__(copy, "__class__", hiding)
     return copy

@@ -135,8 +135,7 @@ class SweepResult(_Result):
 
     def rows(self) -> list[dict[str, str]]:
         """Rows for people: measured values, and published values in brackets."""
-        rows = []
-        named = f" {name_of(self.metric)}" if "accuracy" in self.metric.removeprefix("test_accuracy") else ""
+        rows, named = [], f" {name_of(self.metric)}" * ("accuracy" in self.metric.removeprefix("test_accuracy"))
         for target in self.targets or (None,):
             heading = "best" if target is None else target_heading(target_label(target, self.metric))
             cells = {cost["heading"]: cost["cell"] for cost in self.costs(target)}

@@ -7,6 +7,7 @@ import torch
 
 from hedgerow.algorithms.aggregators.aggregator import Aggregator
 from hedgerow.algorithms.core.client_data import BatchSpec
+from hedgerow.algorithms.core.hyperparameters import Settings
 from hedgerow.algorithms.core.messages import Exchange
 from hedgerow.algorithms.core.parts import Part
 from hedgerow.algorithms.core.pytree import tree_map
@@ -35,6 +36,23 @@ class Plain(FedAvg):
 class ReadsItself(Plain):
     def train(self, hp, down, state, data):
         return super().train(self.hyper, down, state, data)
+
+
+class Penalty(Settings):
+    weight: float = 0.5
+
+
+class ReadsItsSection(Plain):
+    class Hyper(Plain.Hyper):
+        penalty: Penalty = Penalty()
+
+    def round(self, server, cohort):
+        assert self.hyper.penalty.weight == 0.5
+        return (yield from super().round(server, cohort))
+
+    def train(self, hp, down, state, data):
+        update, state, metrics = super().train(hp, down, state, data)
+        return update, state, metrics | {"loss": metrics["loss"] + self.hyper.penalty.weight}
 
 
 class Draws(Plain):

@@ -78,6 +78,10 @@ BROKEN = [
         "`server_metrics` returns 'test_accuracy', which is the name of another entry of records; choose another",
     ),
     ("ReadsItself", r"its step `train` reads self.hyper.\w+; read hp.\w+, which has the value of the round and, in a"),
+    (
+        "ReadsItsSection",
+        "its step `train` reads self.hyper.penalty.weight; read hp.penalty.weight, which has the value of",
+    ),
     ("SameMemory", "a step returns memory that the step of a later client changes; return clones"),
 ]
 
