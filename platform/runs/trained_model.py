@@ -68,15 +68,15 @@ class TrainedModel:
         """The model with its trained and frozen parameters, in eval mode.
 
         constants: their fingerprint in the run's record, see `compare_constants`. Raises UserError if they differ, or
-        if the algorithm scores the model through layers of its own.
+        if the algorithm or the objective scores the model through layers of its own.
         """
         module = build_module(experiment, dataset)
         compare_constants(module, constants)
         names = dict(module.named_parameters()).keys()
         if outside := [name for name in trainable(self.algorithm.task.module) if name not in names]:
             raise UserError(
-                f"{self.source}: {self.algorithm.hyper.name} scores its model through {outside[-1]!r}, which is not "
-                "part of task.model, so that the module alone predicts nothing; use its `parameters`"
+                f"{self.source}: its model is scored through {outside[-1]!r}, which is not part of task.model, so that "
+                "the module alone predicts nothing; use its `parameters`"
             )
         return filled(module, self.w)
 

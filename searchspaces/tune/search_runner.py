@@ -113,7 +113,7 @@ def _filter_errors(record: logging.LogRecord) -> bool:
     """
     error = record.exc_info[1] if record.exc_info else None
     cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) and not isinstance(error, RayTaskError):
         raise error
     if isinstance(cause, Unsaved) or is_disk_full(cause):
         raise cause

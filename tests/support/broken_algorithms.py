@@ -458,8 +458,11 @@ class NoSamples(_Sends):
 
 
 class LongWeightsLater(_Sends):
+    class Hyper(_Sends.Hyper):
+        fewer: int = 1
+
     def changes(self, server, cohort):
-        return {"clients": cohort.clients[cohort.round - 1 :], "weights": self.weights(cohort)}
+        return {"clients": cohort.clients[self.hyper.fewer * (cohort.round - 1) :], "weights": self.weights(cohort)}
 
 
 class Scalars(Aggregator):

@@ -165,5 +165,5 @@ def test_a_run_that_scores_its_model_through_other_layers_cannot_teach(tmp_path)
     finished = run_file(small(tmp_path, **{**PLAIN, **settings, **task}))
     with pytest.raises(UserError, match=r"task.teacher.run: .* scores its model through .*, which is not part of it"):
         check(student(tmp_path, finished.folder.path), None)
-    with pytest.raises(UserError, match=r"simkd scores its model through 'projector.*', which is not part"):
+    with pytest.raises(UserError, match=r"its model is scored through 'projector.*', which is not part"):
         finished.module()

@@ -191,6 +191,14 @@ class TestHedge:
             search(chosen)
 
     @pytest.mark.exhaustive("processes")
+    def test_a_trial_that_ends_with_a_sentence_of_its_own_leaves_the_others(self, tmp_path):
+        section = {"kind": "grid", "space": {"algorithm.fewer": [1, 0]}}
+        algorithm = {"name": "broken_algorithms.LongWeightsLater"}
+        finished = search(plan(tmp_path, algorithm=algorithm, rounds=2, search=section))
+        assert [len(trial.records) for trial in finished.trials] == [1, 2]
+        assert "1 of 2 trials failed; first error: " in finished.warning
+
+    @pytest.mark.exhaustive("processes")
     def test_what_mlflow_missed_is_pushed_later(self, finished):
         assert push(str(finished.folder.path)) == []
         client, runs = runs_of(finished)
