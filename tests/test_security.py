@@ -7,6 +7,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import sysconfig
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -384,7 +385,8 @@ def test_code_in_the_folder_of_the_file_needs_no_option_and_other_code_does(here
     own = hedgerow("run", inner / "own.yaml")
     assert own.exit_code == 0, own.output
     # Python finds its own and installed modules first.
-    assert sys.path == [*before, str(inner)]
+    assert [folder for folder in sys.path if folder != str(inner)] == before
+    assert sys.path.index(str(inner)) > max(sys.path.index(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib"))
     for name, module in (("other", "installed_thing"), ("local", "working_folder")):
         refused = hedgerow("run", inner / f"{name}.yaml")
         assert refused.exit_code == 2
