@@ -26,7 +26,6 @@ from hedgerow.platform.common.ray_private import (
     check_version,
     host_and_port,
     job_settings,
-    listens_by_default,
     set_listening,
     without_node_dumps,
 )
@@ -48,10 +47,6 @@ QUICK = {
 Processes that start with their modules loaded are ready sooner; sums of small models travel with the reply; no process
 keeps a history of its calls, which takes kilobytes per call and is not used without a dashboard.
 """
-
-_REACHABLE = listens_by_default()
-"""Whether Ray's processes are reachable from other machines; on macOS and Windows they are not, by default."""
-
 
 _named: list[str] = []
 """Addresses of running clusters that the open sessions name."""
@@ -132,8 +127,7 @@ def local_ray(reachable: bool = False, prestart: bool = True, **settings: Any) -
     drivers; otherwise its processes are forked, where they can be, see `forked`. prestart: see `ray_session`; of no
     effect where they are forked. settings: further arguments of `ray.init`.
     """
-    set_listening(reachable)
-    with private_folder() as folder, private_token(folder):
+    with set_listening(reachable), private_folder() as folder, private_token(folder):
         try:
             # Where Ray is reachable, there may be processes on other machines.
             if not reachable and (python := python_command(folder / "p")):
@@ -159,7 +153,6 @@ def _end_processes(folder: Path) -> None:
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
     """Connection to a running cluster. Raises UserError when no cluster answers."""
-    set_listening(_REACHABLE)
     try:
         where = host_and_port(address)
         if trouble := trouble_at(where, ANSWERING):

@@ -114,22 +114,23 @@ def reread_authentication() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def listens_by_default() -> bool:
-    """Whether Ray's processes listen to other machines by default (not on macOS and Windows)."""
-    from ray._private import ray_constants
-
-    return ray_constants.ENABLE_RAY_CLUSTER
-
-
-def set_listening(reachable: bool) -> None:
+@contextmanager
+def set_listening(reachable: bool) -> Iterator[None]:
     """Set whether processes that Ray starts listen to other machines, or only on the loopback interface.
 
     Ray has no argument for this: the constant applies to this process, the variable to processes that it starts.
     """
     from ray._private import ray_constants
 
-    ray_constants.ENABLE_RAY_CLUSTER = reachable
-    os.environ[REACHABLE] = str(int(reachable))
+    before = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(REACHABLE)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[REACHABLE] = reachable, str(int(reachable))
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER, variable = before
+        os.environ.pop(REACHABLE)
+        if variable is not None:
+            os.environ[REACHABLE] = variable
 
 
 def host_and_port(address: str) -> str:

@@ -15,6 +15,8 @@ import psutil
 from internals import gcs_client
 from processes import free_port
 
+from hedgerow.platform.common.ray_private import REACHABLE
+
 BIN = Path(sys.executable).parent
 
 SWIFT = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -169,7 +171,8 @@ def can_hide() -> bool:
 
 def environment() -> dict[str, str]:
     """Of all processes of the cluster and its drivers, whatever other Ray this process has started."""
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
+    mine = {name: value for name, value in os.environ.items() if name != REACHABLE}
+    return {**mine, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
 
 
 def title(process: psutil.Process) -> str:
