@@ -268,8 +268,10 @@ def _refuse_borrowed(name: str, folder: str) -> None:
     name of one in its own folder. name: of the module to import; one that was imported before has its own modules.
     """
     tops = {entry.stem for entry in Path(folder).iterdir()}
-    for one in [name] if name in sys.modules else [one for one in sys.modules if one.partition(".")[0] in tops]:
-        mine, loaded = _file(one, folder), getattr(sys.modules[one], "__file__", None)
+    # A copy: another thread may import something meanwhile, as MLflow.
+    loaded_names = [name] if name in sys.modules else list(sys.modules)
+    for one in (one for one in loaded_names if one.partition(".")[0] in tops):
+        mine, loaded = _file(one, folder), getattr(sys.modules.get(one), "__file__", None)
         if not mine or not loaded or os.path.realpath(mine) == os.path.realpath(loaded):
             continue
         if any(_is_in(loaded, other) for other in _appended - {folder}):
