@@ -1,11 +1,16 @@
 """Handling of Ctrl-C, SIGTERM and SIGHUP: work in progress is saved first, and the exit code identifies the signal."""
 
+import _thread
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -18,7 +23,7 @@ TERMINATIONS = [signal.SIGTERM] if HANGUP is None else [signal.SIGTERM, HANGUP]
 SAVING = b"\nhedgerow: saving; Ctrl-C again ends at once\n"
 
 REPEAT = 5.0
-"""Seconds after which an interruption that was lost is raised again."""
+"""Seconds after which a second signal that was not handled is sent again."""
 
 
 class Termination:
@@ -45,8 +50,8 @@ class Termination:
             os.write(2, SAVING)
 
     def _repeat(self, number: int) -> None:
-        """Send the signal again after a while, unless it was handled: an exception that is raised in a callback of C
-        code or in an import with a bare `except` is lost.
+        """Send the signal again after a while, unless it was handled: an exception that is raised in an import with a
+        bare `except` is lost.
         """
 
         def send() -> None:
@@ -73,18 +78,42 @@ def signal_of(error: BaseException) -> int:
     return next((value for value in error.args if isinstance(value, int)), signal.SIGINT)
 
 
+def _raise_again(hook: Callable[[Any], Any], unraisable: Any) -> None:
+    """Send the signal of a KeyboardInterrupt that Python ignores again, once the code that ignores it has returned."""
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        hook(unraisable)
+        return
+    number = signal_of(unraisable.exc_value)
+
+    def send() -> None:
+        time.sleep(0.01)
+        if callable(signal.getsignal(number)):
+            os.kill(os.getpid(), number)
+
+    # Not `threading.Thread`: the interrupted code may hold its lock.
+    _thread.start_new_thread(send, ())
+
+
 @contextmanager
 def handling(handler: Handler, *numbers: int) -> Iterator[None]:
-    """Context manager that handles signals. No effect outside the main thread; ignored signals stay ignored."""
+    """Context manager that handles signals. No effect outside the main thread; ignored signals stay ignored.
+
+    A KeyboardInterrupt that is raised where Python ignores exceptions, as in a finaliser or the callback of a weak
+    reference, is raised again.
+    """
     before = {number: signal.getsignal(number) for number in numbers}
     if threading.current_thread() is not threading.main_thread():
         before = {}
     before = {number: old_handler for number, old_handler in before.items() if old_handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, handler)
+    hook = sys.unraisablehook
+    if before:
+        sys.unraisablehook = partial(_raise_again, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, old_handler in before.items():
             # None: the old handler was not installed from Python.
             signal.signal(number, signal.SIG_DFL if old_handler is None else old_handler)

@@ -5,8 +5,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,27 +152,46 @@ def test_two_signals_end_a_run_at_once(tmp_path):
 
 
 class Finaliser:
-    """Receives two signals while it is deleted, where Python ignores exceptions."""
+    """Receives a signal while it is deleted, where Python ignores exceptions."""
 
     def __del__(self):
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interruption_that_is_lost_is_raised_again(monkeypatch):
-    monkeypatch.setattr(signals, "REPEAT", 0.05)
-    # A shell starts background commands with SIGINT ignored, and `handling` keeps that.
+@contextmanager
+def handled(handler):
+    """Context in which Ctrl-C is handled. A shell starts background commands with SIGINT ignored, which stays so."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with signals.handling(handler, signal.SIGINT):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_where_python_ignores_exceptions_is_raised_again(capfd):
+    hook = sys.unraisablehook
+    for handler in (signals.interrupt, signal.default_int_handler):
+        with handled(handler):
+            finaliser = Finaliser()
+            del finaliser
+            with pytest.raises(KeyboardInterrupt):
+                time.sleep(20)
+    assert sys.unraisablehook is hook
+    assert capfd.readouterr().err == ""
+
+
+def test_a_second_signal_that_code_swallows_is_sent_again(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT", 0.05)
     termination = signals.Termination()
     termination.saves = True
-    with signals.handling(termination, signal.SIGINT):
-        finaliser = Finaliser()
-        del finaliser
+    with handled(termination):
+        signal.raise_signal(signal.SIGINT)
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             time.sleep(20)
         termination.is_handled = True
-    signal.signal(signal.SIGINT, before)
 
 
 class Impatient:
