@@ -18,6 +18,7 @@ from processes import TOYS
 from ray_runs import small
 
 from hedgerow.platform.actors.ray_folder import SETTLED, _sweep, private_folder
+from hedgerow.platform.common.ray_private import REACHABLE
 
 RAY = Path(sys.executable).with_name("ray")
 
@@ -29,7 +30,8 @@ def short(monkeypatch):
     (folder / "home").mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     monkeypatch.setenv("HOME", str(folder / "home"))
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+    # A Ray of the tests before has set REACHABLE.
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", REACHABLE):
         monkeypatch.delenv(name, raising=False)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
