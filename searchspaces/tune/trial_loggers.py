@@ -31,7 +31,7 @@ class TrialLoggers:
             folder = expert_folder(self.folder, index)
             before = [earlier for earlier in RunLog(folder.metrics).read() if earlier["round"] < record["round"]]
             self.trials[index] = Loggers(build_loggers(sections), self.warn)
-            settings = self.spec.experiment.model_dump(mode="json") | {"overrides": folder.record()["overrides"]}
+            settings = self.spec.trial(folder.record()["overrides"]).model_dump(mode="json")
             run = LoggedRun(f"{self.folder.name}/{folder.name}", folder.path.absolute(), settings, before)
             self.trials[index].call("start", run)
         self.trials[index].call("log", own)
