@@ -305,7 +305,8 @@ class TestSweeps:
         # Room for one at a time: they take turns, so each sees what the other has reached.
         alone = {"cpus_per_actor": 3}
         space = {"algorithm.lr": [0.0001, 0.3]}
-        finished = search(plan(tmp_path, tracking__enabled=True, resources=alone, search=kind | {"space": space}))
+        tracking = {"tracking__enabled": True, "tracking__also": ["deciding_loggers.Diary"]}
+        finished = search(plan(tmp_path, **tracking, resources=alone, search=kind | {"space": space}))
         assert [len(trial.records) for trial in finished.trials] == [ROUNDS, ROUNDS]
         # The weak one goes on from the other's checkpoint, whatever its next learning rate is: they share their past.
         weak, strong = (without_clock(trial.records) for trial in finished.trials)
@@ -319,6 +320,13 @@ class TestSweeps:
         assert [copy["donor_overrides"] for copy in later] == [copy["overrides"] for copy in records[0]["lineage"][:-1]]
         assert records[0]["lineage"][-1]["overrides"] == records[0]["overrides"] == finished.trials[0].overrides
         assert "lineage" not in records[1]
+        # Loggers follow one model: a copy ends those of the model before, and starts others with its first round.
+        rounds = [f"log {number}" for number in range(1, ROUNDS + 1)]
+        for folder, record in zip((expert_folder(finished.folder.path, i) for i in (0, 1)), records, strict=True):
+            *before, last = (folder.path / "diary.txt").read_text().split("start\n")[1:]
+            assert last.splitlines() == [*rounds, "end finished"]
+            assert len(before) == len(record.get("lineage", []))
+            assert all(one.endswith("end stopped\n") for one in before)
         client, runs = runs_of(finished)
         children = [found for found in runs if "expert" in found.data.tags]
         assert len(children) == 2
