@@ -206,6 +206,8 @@ class SearchCallback(tune.Callback):
         if index is None or self._copies.get(index, 0) == copies:
             return records
         self._copies[index], self._reported[index] = copies, 0
+        # Those of the model so far; the first record of the copied one starts others.
+        self.loggers.end(index, "stopped")
         rounds = RunLog(expert_folder(self.folder, index).metrics).read()
         return [{"expert": index, **record} for record in rounds if record["round"] <= result["round"]]
 

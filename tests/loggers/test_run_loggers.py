@@ -23,7 +23,9 @@ from hedgerow.platform.loggers.metric_groups import grouped
 from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.storage.checkpoint import checkpoints, round_of
+from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.tune.search_runner import search
+from hedgerow.searchspaces.tune.trial_loggers import TrialLoggers
 
 CALLS = []
 
@@ -384,6 +386,40 @@ def test_loggers_decide_in_each_trial_of_a_search(tmp_path):
         assert [record["round"] for record in trial.records] == [1, 2]
         losses = [record["train_loss"] for record in trial.records]
         assert [record["mean_train_loss"] for record in trial.records] == [losses[0], sum(losses) / 2]
+
+
+class Rate(Logger):
+    """Learning rate of the run."""
+
+    def start(self, run):
+        CALLS.append((run.name, run.settings["algorithm"]["lr"]))
+
+
+def test_the_settings_of_a_trial_have_its_configuration(tmp_path):
+    spec = plan(tmp_path, tracking__also=[f"{__name__}.Rate"])
+    loggers = TrialLoggers(tmp_path / "search", spec, CALLS.append)
+    for index, rate in enumerate((0.01, 0.3)):
+        folder = expert_folder(tmp_path / "search", index)
+        folder.path.mkdir(parents=True)
+        folder.update(status="running", overrides={"algorithm.lr": rate})
+        loggers.round(index, {"expert": index, "round": 1})
+    assert CALLS == [("search/000", 0.01), ("search/001", 0.3)]
+
+
+def test_a_logger_of_a_resumed_trial_receives_the_rounds_before_as_its_history(tmp_path):
+    """A resumed trial reports them again, for the scheduler. A copy of another trial's model begins with round 1."""
+    trial = expert_folder(tmp_path / "search", 0).path
+    trial.parent.mkdir(parents=True)
+    alone = run(experiment(tmp_path, rounds=2))
+    alone.folder.update(overrides={})
+    alone.folder.path.rename(trial)
+    loggers = TrialLoggers(trial.parents[1], plan(tmp_path, tracking__also=["deciding_loggers.Diary"]), CALLS.append)
+    for record in [*alone.records, {"round": 3}]:
+        loggers.round(0, record)
+    loggers.end(0, "stopped")
+    loggers.round(0, {"round": 1})
+    assert (trial / "diary.txt").read_text().splitlines() == ["start 1 2", "log 3", "end stopped", "start", "log 1"]
+    assert CALLS == []
 
 
 @pytest.mark.parametrize(

@@ -301,11 +301,12 @@ class TestSweeps:
 
     @pytest.mark.exhaustive("processes")
     def test_population_based_training_copies_the_better_trials(self, tmp_path):
-        kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5}
+        kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5, "budget": {"client_rounds": 1000}}
         # Room for one at a time: they take turns, so each sees what the other has reached.
         alone = {"cpus_per_actor": 3}
         space = {"algorithm.lr": [0.0001, 0.3]}
-        finished = search(plan(tmp_path, tracking__enabled=True, resources=alone, search=kind | {"space": space}))
+        tracking = {"tracking__enabled": True, "tracking__also": ["deciding_loggers.Diary"]}
+        finished = search(plan(tmp_path, **tracking, resources=alone, search=kind | {"space": space}))
         assert [len(trial.records) for trial in finished.trials] == [ROUNDS, ROUNDS]
         # The weak one goes on from the other's checkpoint, whatever its next learning rate is: they share their past.
         weak, strong = (without_clock(trial.records) for trial in finished.trials)
@@ -319,6 +320,17 @@ class TestSweeps:
         assert [copy["donor_overrides"] for copy in later] == [copy["overrides"] for copy in records[0]["lineage"][:-1]]
         assert records[0]["lineage"][-1]["overrides"] == records[0]["overrides"] == finished.trials[0].overrides
         assert "lineage" not in records[1]
+        # Loggers follow one model: a copy ends those of the model before, and starts others with its first round.
+        rounds = [f"log {number}" for number in range(1, ROUNDS + 1)]
+        for folder, record in zip((expert_folder(finished.folder.path, i) for i in (0, 1)), records, strict=True):
+            *before, last = (folder.path / "diary.txt").read_text().split("start\n")[1:]
+            assert last.splitlines() == [*rounds, "end finished"]
+            assert len(before) == len(record.get("lineage", []))
+            assert all(one.endswith("end stopped\n") for one in before)
+        # Work is what the trials trained, with rounds that copies replaced and without those that came from them.
+        spent, cohort = finished.folder.record()["budget"]["spent"], finished.trials[0].records[0]["participants"]
+        assert finished.work_sentences[0].startswith(f"Work: {spent // cohort} rounds,")
+        assert spent > 2 * ROUNDS * cohort
         client, runs = runs_of(finished)
         children = [found for found in runs if "expert" in found.data.tags]
         assert len(children) == 2
