@@ -16,7 +16,6 @@ from hedgerow.platform.config.schedule_section import FedBuffSchedule
 from hedgerow.platform.config.slots_section import AggregationConfig
 from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.runtime.task_rules import TASK_RULES
-from hedgerow.searchspaces.spaces.budget_section import BUDGET_RULES
 from hedgerow.searchspaces.spaces.search_section import Dimension, search_file
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -201,7 +200,7 @@ def rules() -> str:
             places.setdefault(rule.says, f"`{place}`" if place else "Between sections")
     places |= {
         rule.says: "With the data, the model and the algorithm"
-        for rule in (*TASK_RULES, *BUDGET_RULES)
+        for rule in TASK_RULES
         # Sentences that other functions compose.
         if not re.fullmatch(r"[\w.]*\{found\}", rule.says)
     }

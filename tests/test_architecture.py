@@ -40,7 +40,6 @@ LAYERS = [
     ["searchspaces/spaces"],
     ["searchspaces/hedge"],
     ["searchspaces/results"],
-    ["searchspaces/tune/searchers"],
     ["searchspaces/tune/kinds"],
     ["searchspaces/tune"],
     ["searchspaces/extra"],

@@ -155,8 +155,10 @@ class Bilevel(Algorithm):
         return {**z, **values}
 
     def directions(self, oracles: Derivatives, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
-        """Directions along which z descends, with the structure of z, and the value of f."""
-        return oracles.directions(z, draw)
+        """Directions along which z descends, with the structure of z, and the value of f; without u, each client solves
+        its own linear system.
+        """
+        return oracles.directions(z, draw) if "u" in self.variables else oracles.local_directions(z, draw)
 
     def project(self, server: Tree) -> Tree:
         return {**server, "x": self.task.project(server["x"])} if "x" in server else server

@@ -1,11 +1,7 @@
 """FedBiOAcc with a separate lower level for each client (Li, Huang, Huang, Algorithm 4)."""
 
-from torch import Tensor
-
 from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
-from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.bilevel.fedbioacc import FedBiOAcc
-from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.optim.storm_momentum import StormXY
 
 
@@ -18,6 +14,3 @@ class FedBiOAccLocal(FedBiOAcc):
 
     class Hyper(NeumannSGD, StormXY):
         pass
-
-    def directions(self, oracles: Derivatives, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
-        return oracles.local_directions(z, draw)

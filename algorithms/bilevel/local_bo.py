@@ -1,11 +1,7 @@
 """Naive federated bilevel optimisation: hypergradients of each client's own Hessian (Li, Huang, Huang, section 3)."""
 
-from torch import Tensor
-
 from hedgerow.algorithms.bilevel.bilevel_algorithm import NeumannSGD
-from hedgerow.algorithms.bilevel.derivatives import Derivatives, MiniBatch
 from hedgerow.algorithms.bilevel.fedbio import FedBiO
-from hedgerow.algorithms.core.pytree import Tree
 
 
 class LocalBO(FedBiO):
@@ -18,6 +14,3 @@ class LocalBO(FedBiO):
     shared = ("x", "y")
 
     Hyper = NeumannSGD  # type: ignore[assignment]
-
-    def directions(self, oracles: Derivatives, z: Tree, draw: MiniBatch) -> tuple[Tree, Tensor]:
-        return oracles.local_directions(z, draw)

@@ -1,17 +1,22 @@
-"""Base class of centralised distillation from one model to another: warm start, teacher, then lessons."""
+"""Base class of centralised distillation from one model to another: warm start, teacher, then lessons.
 
-from collections.abc import Callable
+The teacher is a fixed model, `task.teacher`. It is trained before the first lesson, or comes from another run.
+"""
+
+from collections.abc import Callable, Generator
+from itertools import islice
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hedgerow.algorithms.core.client_data import ONCE, Batch, ClientData
+from hedgerow.algorithms.core.algorithm import mean_statistics
+from hedgerow.algorithms.core.client_data import ONCE, Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges
-from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten
-from hedgerow.algorithms.core.task import Task, drawn
-from hedgerow.algorithms.distillation.teacher import Taught
+from hedgerow.algorithms.core.pytree import Tree, flatten, unflatten, zeros_like
+from hedgerow.algorithms.core.task import Params, Task, drawn
 from hedgerow.algorithms.distillation.teacher_outputs import STREAM, TeacherOutputs
 from hedgerow.algorithms.federated.central import Central
 from hedgerow.algorithms.nn.features import Features
@@ -21,11 +26,14 @@ Lesson = Callable[[Tree, Tree], Tensor]
 """Loss of one student on one mini-batch: (the branches that learn, its aids) -> 0-d."""
 
 
-class Student(Taught, Central):
+class Student(Central):
     """Centralised distillation; a round is `epochs` passes over the pooled samples, or `steps` steps.
 
-    The first `warm_start` rounds are without a teacher.
+    The first `warm_start` rounds are without a teacher. It answers in evaluation mode: it normalises by its own
+    statistics, never by those of mini-batches.
     """
+
+    needs = frozenset({"classes", "teacher"})
 
     class Hyper(Central.Hyper):
         warm_start: int = Field(
@@ -51,6 +59,14 @@ class Student(Taught, Central):
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
         self.teacher_outputs = TeacherOutputs("feature_maps" in self.needs)
+
+    def incompatibility(self) -> str | None:
+        if self.task.teacher is None:
+            return (
+                f"task.teacher: {self.hyper.name} learns from a teacher; set `model` to train one first, or "
+                "`run` to the folder of the run that trained it"
+            )
+        return super().incompatibility()
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         server = self.remembering(self.started(server, cohort))
@@ -103,3 +119,54 @@ class Student(Taught, Central):
         """Initial parameters of a module, for each student."""
         generators = [torch.Generator().manual_seed(cohort.seed_for(f"{name} {i}")) for i in range(self.hyper.starts)]
         return self._side_by_side([drawn(module, generator) for generator in generators])
+
+    # ---- the teacher -------------------------------------------------------------------------------------------------
+
+    @property
+    def teacher_task(self) -> Task:
+        """Task of the teacher."""
+        return self.task.teacher_task
+
+    def teacher(self, cohort: Cohort) -> Generator[Exchange, Any, Params]:
+        """Parameters of the teacher, and its normalisation statistics if any, in the first round that needs them."""
+        w = self.teacher_task.init()
+        if training := self.task.teacher_training:
+            lessons = {"train": BatchSpec(training.batch_size, training.epochs, views=1)}
+            result = yield Exchange(self.train_teacher, {"w": w}, POOL, batches=lessons, site="pool")
+            w = result.up["w"]
+        if self.teacher_task.is_static:
+            statistics = yield Exchange(
+                self.teacher_batch_norm_statistics, {"w": w}, POOL, batches={"statistics": ONCE}, site="pool"
+            )
+            w = {**w, **statistics.up}
+        return w
+
+    def train_teacher(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Trains the teacher on the pooled samples."""
+        training, w, losses = self.task.teacher_training, down["w"], []
+        memory, batches = zeros_like(w), data.batches("train")
+        steps = int(data.steps())
+        # The check of a contract takes fewer steps than there are passes.
+        for epoch in range(1, min(training.epochs, max(steps, 1)) + 1):
+            epoch_batches = islice(batches, steps // training.epochs)
+            w, loss = minimize(
+                self.teacher_task.loss, w, data, training.at(epoch), batches=epoch_batches, memory=memory
+            )
+            losses.append(loss)
+        return {"w": w}, state, {"teacher_loss": torch.stack(losses).mean()}
+
+    def teacher_batch_norm_statistics(
+        self, hp: Any, down: Tree, state: Tree, data: ClientData
+    ) -> tuple[Tree, Tree, dict[str, Any]]:
+        return mean_statistics(lambda batch: self.teacher_task.statistics(down["w"], batch), data), state, {}
+
+    def evaluate_teacher(self, w: Params, cohort: Cohort) -> Exchange:
+        """Exchange that scores the teacher on the test set, as `teacher_test_accuracy` in the round's record."""
+        return Exchange(self.examine, {"w": w}, np.arange(cohort.test_shards), batches={"test": ONCE}, site="test")
+
+    def examine(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        task = self.teacher_task.with_accuracy
+        scores = [task.score(down["w"], batch) for batch in data.batches("test")]
+        totals = task.by_name(torch.stack(scores).sum(0))
+        samples = totals.pop("samples")
+        return {}, state, {f"teacher_{name}": total for name, total in totals.items()} | {"samples": samples}

@@ -42,6 +42,8 @@ class TwoExits(Algorithm):
 
     needs = frozenset({"classes", "early_exit"})
 
+    Hyper = TwoArchitectures
+
     has_one_model: ClassVar[bool] = True
 
     def incompatibility(self) -> str | None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hedgerow.algorithms.core.messages import Cohort
-from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining, PartialTrainingHyper
+from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining
 from hedgerow.algorithms.nn.submodel import Channels
 
 
@@ -16,8 +16,6 @@ class FederatedDropout(PartialTraining):
     """
 
     alike = False
-
-    Hyper = PartialTrainingHyper
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         rng, sizes = np.random.default_rng([cohort.seed_for("channels"), client]), self.layout.thinned

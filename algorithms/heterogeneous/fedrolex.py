@@ -5,7 +5,7 @@
 import torch
 
 from hedgerow.algorithms.core.messages import Cohort
-from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining, PartialTrainingHyper
+from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining
 from hedgerow.algorithms.nn.submodel import Channels
 
 
@@ -14,8 +14,6 @@ class FedRolex(PartialTraining):
 
     The window moves by one channel per round.
     """
-
-    Hyper = PartialTrainingHyper
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         sizes = self.layout.thinned

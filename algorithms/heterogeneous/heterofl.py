@@ -4,7 +4,7 @@ Clients", 2021, Algorithm 1).
 
 from hedgerow.algorithms.core.messages import Cohort
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining, PartialTrainingHyper
+from hedgerow.algorithms.heterogeneous.partial_training import PartialTraining
 from hedgerow.algorithms.nn.submodel import Channels
 
 
@@ -15,8 +15,6 @@ class HeteroFL(PartialTraining):
     The scored model is the largest one that is trained. With a single capacity, all clients train the same model; this
     gives the references for the smallest and the largest model.
     """
-
-    Hyper = PartialTrainingHyper
 
     def channels(self, capacity: float, cohort: Cohort, client: int) -> Channels:
         return self.layout.nested(capacity)

@@ -56,6 +56,8 @@ class PartialTraining(ByLayers):
     Subclasses define the channels of a sub-model.
     """
 
+    Hyper = PartialTrainingHyper
+
     alike: bool = True
     """Whether all clients of a capacity have the same channels in a round."""
 

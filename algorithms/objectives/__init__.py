@@ -11,5 +11,5 @@ OBJECTIVES = {
     "simkd": "hedgerow.algorithms.objectives.feature_reuse:FeatureReuse",
     "disk": "hedgerow.algorithms.objectives.client_guide:GuidedDistillation",
     "simkd_disk": "hedgerow.algorithms.objectives.client_guide:GuidedFeatureReuse",
-    "synthetic": "hedgerow.algorithms.objectives.synthetic_features:SyntheticFeatures",
+    "synthetic": "hedgerow.algorithms.objectives.synthetic_samples:SyntheticFeatures",
 }

@@ -1,27 +1,34 @@
 """Experimental: synthetic samples in addition to a client's own (thesis, 7.1, which names generators and no algorithm).
 
-Only the cheapest generator is implemented: one Gaussian per class, of the inputs of the last layer.
+Only the cheapest generator is implemented: one Gaussian per class, of the inputs of the last layer. A client fits it to
+the features of its own samples at the received model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.client_data import Batch, BatchSpec, ClientData
 from hedgerow.algorithms.core.keyed_random import normal, uniform
 from hedgerow.algorithms.core.measures import cross_entropies
+from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Params, Task, with_frozen
 from hedgerow.algorithms.nn.features import embedded, head
+from hedgerow.algorithms.objectives.auxiliary import AuxiliaryLoss, one_pass
 
 MOST = 2
 """Maximum number of synthetic samples per real sample."""
 
 MEASURED = 500
 """Maximum number of a client's samples that are compared with all of its samples."""
+
+REAL = "real"
+"""Stream with the samples to which the Gaussians are fitted."""
 
 
 @dataclass(frozen=True)
@@ -108,3 +115,54 @@ def nearness(
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
     """Mean over the entries in the mask `counted`; 0-d, and 0 if there are none."""
     return torch.where(counted, values, 0.0).sum() / counted.sum().clamp(min=1)
+
+
+class Fitted(NamedTuple):
+    """generator: distribution of the synthetic samples. received: model whose features the generator was fitted to."""
+
+    generator: Gaussians
+    received: Params
+
+
+class SyntheticFeatures(AuxiliaryLoss):
+    """Experimental: features drawn from each class's Gaussian are additional samples for the last layer."""
+
+    calls_logits = False
+
+    ratio: float = Field(1.0, gt=0, le=MOST, description="synthetic samples per real sample")
+    duplicate: float = Field(
+        0.5,
+        gt=0,
+        description="a synthetic sample counts as a duplicate if its distance to the nearest real sample is below this "
+        "fraction of the mean distance between nearest real samples",
+    )
+
+    def incompatibility(self, task: Task) -> str | None:
+        if head(task.module) is None:
+            return (
+                "objective: synthetic needs a model that is a torch.nn.Sequential and ends in a linear layer; choose "
+                "one such as mlp, cnn or preact_resnet"
+            )
+        return super().incompatibility(task)
+
+    def centralized_incompatibility(self, hyper: Any) -> str | None:
+        if getattr(hyper, "starts", 1) > 1:
+            return "algorithm.starts: synthetic samples are made for one model; set it to 1"
+        return super().centralized_incompatibility(hyper)
+
+    def batches(self, specs: Mapping[str, BatchSpec]) -> dict[str, BatchSpec]:
+        streams = super().batches(specs)
+        return {**streams, REAL: one_pass(streams["train"])}
+
+    def prepare(self, task: Task, hp: Any, down: Tree, state: Tree, data: ClientData) -> Fitted:
+        return Fitted(Gaussians.fit(task, down["w"], data.batches(REAL)), down["w"])
+
+    def terms(self, own: Any, task: Task, w: Params, batch: Batch, prepared: Fitted) -> tuple[Tensor, Tensor]:
+        return task.logits(w, batch.x), synthetic_loss(task, w, batch, prepared.generator, own.ratio)
+
+    def end(
+        self, task: Task, hp: Any, w: Params, state: Tree, context: Fitted, data: ClientData
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        state, metrics = super().end(task, hp, w, state, context, data)
+        real, duplicate = data.batches(REAL), hp.objective.duplicate
+        return state, metrics | nearness(task, context.received, real, context.generator, duplicate)

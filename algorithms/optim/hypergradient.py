@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hedgerow.algorithms.core.pytree import Tree, add, dot, flat, leaves, like, scale, sub, zeros_like
+from hedgerow.algorithms.core.pytree import Tree, add, dot, flat, leaves, like, scale, zeros_like
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 
 Objective = Callable[[Tree, Tree], Tensor]
@@ -117,31 +117,12 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
 
 
-def unrolled(f: Objective, g: Objective, x: Tree, y: Tree, lr: Any, steps: int) -> Tree:
-    """Hypergradient of f(x, y_K(x)), where y_K is the result of K steps of gradient descent on g from y."""
-
-    def outer(x: Tree) -> Tensor:
-        z = y
-        for _ in range(steps):
-            z = add(z, lower_slope(g, x, z, differentiable=True), -lr)
-        return f(x, z)
-
-    return gradient_and_value(outer)(x)[0]
-
-
 def dense_hessian(g: Objective, x: Tree, y: Tree) -> Tensor:
     """Returns H as a dense matrix (d, d), for a few hundred parameters."""
     some = next(leaves(y))
     eye = torch.eye(sum(leaf.numel() for leaf in leaves(y)), dtype=some.dtype, device=some.device)
     columns = torch.func.vmap(lambda v: flat(hessian_product(g, x, y, like(v, y))))(eye)
     return (columns + columns.T) / 2
-
-
-def exact(f: Objective, g: Objective, x: Tree, y: Tree) -> Tree:
-    """Hypergradient at y_x, with H^-1 from a dense matrix: for small problems."""
-    direct, b, _ = slopes(f, x, y)
-    u = solve(dense_hessian(g, x, y), b)
-    return sub(direct, cross_product(g, x, y, u))
 
 
 def solve(hessian: Tensor, b: Tree) -> Tree:

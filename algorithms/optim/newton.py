@@ -1,12 +1,12 @@
 """Newton's method: exact solution of a small local problem, as assumed by the analyses of the methods."""
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hedgerow.algorithms.core.pytree import flat, like
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.optim.gradient import gradient_and_value
 
@@ -34,29 +34,26 @@ def newton(
     values, it takes all steps. The Hessian is a dense matrix: for a few hundred parameters in total. Returns the point
     and the loss there (0-d).
     """
-    shapes = {name: p.shape for name, p in start.items()}
-    ends = list(accumulate(p.numel() for p in start.values()))
 
-    def tree(flat: Tensor) -> Params:
-        pieces = zip(shapes.items(), [0, *ends], ends, strict=False)
-        return {name: flat[begin:end].reshape(shape) for (name, shape), begin, end in pieces}
+    def vector(tree: Params) -> Tensor:
+        return flat({name: tree[name] for name in start})
 
-    slope_of = gradient_and_value(lambda flat: loss(tree(flat)), differentiable=True)
+    slope_of = gradient_and_value(lambda w: loss(like(w, start)), differentiable=True)
 
-    def gradient(flat: Tensor) -> Tensor:
-        slope = slope_of(flat)[0] + weight_decay * flat
+    def gradient(w: Tensor) -> Tensor:
+        slope = slope_of(w)[0] + weight_decay * w
         if linear is not None:
-            slope = slope + _flat(linear, shapes)
+            slope = slope + vector(linear)
         if proximal is not None:
-            slope = slope + proximal[0] * (flat - _flat(proximal[1], shapes))
+            slope = slope + proximal[0] * (w - vector(proximal[1]))
         return slope
 
-    def hessian(flat: Tensor) -> Tensor:
-        row = gradient_and_value(lambda flat, direction: gradient(flat) @ direction)
-        directions = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
-        return torch.func.vmap(lambda direction: row(flat, direction)[0])(directions)
+    def hessian(w: Tensor) -> Tensor:
+        row = gradient_and_value(lambda w, direction: gradient(w) @ direction)
+        directions = torch.eye(len(w), dtype=w.dtype, device=w.device)
+        return torch.func.vmap(lambda direction: row(w, direction)[0])(directions)
 
-    w = _flat(start, shapes)
+    w = flat(start)
     slope = gradient(w)
     for _ in range(STEPS):
         if not batched and slope.norm() <= 16 * torch.finfo(w.dtype).eps * (1 + w.norm()):
@@ -73,7 +70,7 @@ def newton(
                 break
         if not batched and not improves:
             break
-    return tree(w), loss(tree(w))
+    return like(w, start), loss(like(w, start))
 
 
 def _newton_step(hessian: Tensor, slope: Tensor, batched: bool) -> Tensor:
@@ -86,7 +83,3 @@ def _newton_step(hessian: Tensor, slope: Tensor, batched: bool) -> Tensor:
     damping = DAMPING * torch.finfo(hessian.dtype).eps * hessian.diagonal().mean()
     regular = hessian + damping * torch.eye(len(slope), dtype=hessian.dtype, device=hessian.device)
     return torch.where(step.isfinite().all(), step, torch.linalg.solve_ex(regular, slope).result)
-
-
-def _flat(tree: Params, names: Any) -> Tensor:
-    return torch.cat([tree[name].reshape(-1) for name in names])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.platform.common.numbers import TARGET, TRANSMISSIONS, MeanStd, name_of, number, unit_of
 from hedgerow.platform.common.table import Column, Table
 from hedgerow.platform.runs.comparison import EXPLAINED, compare, default_metric, is_lower_better
@@ -16,11 +17,13 @@ from hedgerow.reports.sections.costs import ledger, timing
 from hedgerow.reports.sections.curves import SHOWN, coloured, coloured_learners, curves
 from hedgerow.reports.sections.environment import environment, partitions
 from hedgerow.reports.sections.fairness import fairness
-from hedgerow.reports.sections.fedex_distributions import distribution_figures
-from hedgerow.reports.sections.hedge_weights import hedge_figures, hedge_sentences, search_tables
+from hedgerow.reports.sections.hedge_weights import hedge_figures
 from hedgerow.reports.sections.report_data import ReportData
 from hedgerow.reports.sections.targets import targets
-from hedgerow.searchspaces.results.trials import WINNER, ranked
+from hedgerow.searchspaces.results.fedex_theta import distributions
+from hedgerow.searchspaces.results.search_plots import theta_chart
+from hedgerow.searchspaces.results.search_table import hedge_sentences
+from hedgerow.searchspaces.results.trials import WINNER, ranked, trial_table
 from hedgerow.searchspaces.results.trials import Trial as Configuration
 from hedgerow.searchspaces.spaces.smoothing import score_of
 
@@ -93,7 +96,7 @@ def sections(data: ReportData, groups: list[SeedGroup]) -> list[PageSection]:
         PageSection("targets", "Transmissions to target", [TARGETS], targets(groups)),
         _comparison(marked(group_by_seed(data.compared)[0], data)),
         *(_search(index, search, learners, places) for index, search in enumerate(data.searches, start=1)),
-        PageSection("fedex", "FedEx", [FEDEX], distribution_figures(best)),
+        PageSection("fedex", "FedEx", [FEDEX], [chart for group in best for chart in _distributions(group)]),
         PageSection("fairness", "Clients", [CLIENTS, *_left_out(best, groups)], fairness(best, alone)),
         PageSection("partition", "Partition", *partitions(data)),
         PageSection("histograms", "Histograms of the method", [], [c for g in alone for c in _histograms(g)]),
@@ -287,12 +290,22 @@ def _comparison(groups: list[SeedGroup]) -> PageSection:
 
 def _search(index: int, search: "FinishedSearch", learners: list[SeedGroup], places: dict[str, int]) -> PageSection:
     """Section of a search. Its trials also appear in the other sections."""
-    parts: list[Any] = [*hedge_figures(search, learners, places), *search_tables(search)]
+    tables = [(search.rows, "Trials, best first"), (search.best_rows, "Best by metric")]
+    trials = [trial_table(rows, title, winner=search.winner_name) for rows, title in tables if rows]
+    parts: list[Any] = [*hedge_figures(search, learners, places), *trials]
     lines = [*search.deployed_sentences, *search.work_sentences, *search.selection_lines] if search.trials else []
-    texts = [*hedge_sentences(search), *lines]
+    texts = [*(hedge_sentences(search.summary).splitlines() if search.hedge else []), *lines]
     title = f"Search {search.folder.name} ({search.spec.search.kind})"
     alerts = [search.test_selection_warning] if search.test_selection_warning else []
     return PageSection(f"search-{index}", title, texts, parts, alerts)
+
+
+def _distributions(group: SeedGroup) -> list[Chart]:
+    """Stacked areas of each distribution of FedEx over the rounds, of the first seed."""
+    if not (section := group.first.values.get("fedex")):
+        return []
+    found = distributions(FedEx.model_validate(section), group.first.records)
+    return [theta_chart(one, f": {group.label}, seed {group.first.seed}") for one in found]
 
 
 def _histograms(group: SeedGroup) -> list[Chart]:

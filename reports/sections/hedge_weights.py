@@ -1,16 +1,13 @@
-"""Results of a search: Hedge's weights, losses and regret, and every trial."""
+"""Charts of a Hedge search, with the colours that its experts have elsewhere on the page."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hedgerow.platform.common.table import Table
 from hedgerow.platform.runs.seed_groups import SeedGroup, experiment_key
 from hedgerow.platform.ui.charts import Chart
 from hedgerow.reports.sections.curves import SHOWN
 from hedgerow.searchspaces.results.hedge_curves import HedgeCurves
 from hedgerow.searchspaces.results.search_plots import hedge_charts
-from hedgerow.searchspaces.results.search_table import hedge_sentences as summary_text
-from hedgerow.searchspaces.results.trials import trial_table
 
 if TYPE_CHECKING:
     from hedgerow.searchspaces.results.finished_search import FinishedSearch
@@ -51,14 +48,3 @@ def _colours(keys: Sequence[str], places: dict[str, int]) -> list[int]:
         experts_by_colour[index] = i
         places.setdefault(keys[i], index)
     return sorted(experts_by_colour, key=lambda index: experts_by_colour[index])
-
-
-def search_tables(search: "FinishedSearch") -> list[Table]:
-    """Tables of every trial, best first, and of the best trial by each metric."""
-    tables = [(search.rows, "Trials, best first"), (search.best_rows, "Best by metric")]
-    return [trial_table(rows, title, winner=search.winner_name) for rows, title in tables if rows]
-
-
-def hedge_sentences(search: "FinishedSearch") -> list[str]:
-    """Hedge's results in words."""
-    return summary_text(search.summary).splitlines() if search.hedge else []

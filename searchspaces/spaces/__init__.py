@@ -2,10 +2,10 @@
 
 SEARCH_KINDS = {
     "hedge": "hedgerow.searchspaces.tune.kinds.hedge_search:HedgeSearch",
-    "grid": "hedgerow.searchspaces.tune.kinds.grid_search:GridSearch",
-    "random": "hedgerow.searchspaces.tune.kinds.random_search:RandomSearch",
-    "asha": "hedgerow.searchspaces.tune.kinds.asha_search:AshaSearch",
-    "hyperband": "hedgerow.searchspaces.tune.kinds.hyperband_search:HyperbandSearch",
+    "grid": "hedgerow.searchspaces.tune.kinds.plain_searches:GridSearch",
+    "random": "hedgerow.searchspaces.tune.kinds.plain_searches:RandomSearch",
+    "asha": "hedgerow.searchspaces.tune.kinds.halving_searches:AshaSearch",
+    "hyperband": "hedgerow.searchspaces.tune.kinds.halving_searches:HyperbandSearch",
     "pbt": "hedgerow.searchspaces.tune.kinds.pbt_search:PbtSearch",
     "fedex": "hedgerow.searchspaces.tune.kinds.fedex_search:FedExSearch",
     "optuna": "hedgerow.searchspaces.tune.kinds.optuna_search:OptunaSearch",

@@ -14,7 +14,6 @@ from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.measures_section import mode_of
 from hedgerow.searchspaces.spaces import SEARCH_KINDS
-from hedgerow.searchspaces.spaces.budget_section import Budget
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -82,6 +81,31 @@ def evaluated_metrics(experiment: Experiment) -> list[str]:
 
 STREAM = ("ctm", "ltm", "ltm_loss", "efficiency_points", "efficiency_reached")
 """Further metrics of stream learners. Their test_accuracy and test_loss are those of the round's own task."""
+
+
+class Budget(Section):
+    """Work after which a search ends. A trial that trains completes its round, and no other round begins."""
+
+    client_rounds: int | None = Field(
+        None,
+        ge=1,
+        description="of all trials together: clients that take part in a round of a trial, each counted once",
+    )
+    seconds: float | None = Field(
+        None, gt=0, description="of wall-clock time in which trials train or start, in all sessions together"
+    )
+
+    alternatives = (("client_rounds", "seconds"),)
+
+    @property
+    def limit(self) -> float:
+        """Value of the key that is set."""
+        return self.client_rounds or self.seconds or 0.0
+
+    @property
+    def unit(self) -> str:
+        """The key that is set."""
+        return "seconds" if self.client_rounds is None else "client_rounds"
 
 
 class Noise(Section):

@@ -54,7 +54,6 @@ from hedgerow.searchspaces.results.deployed_model import DEPLOYED
 from hedgerow.searchspaces.results.finished_search import FinishedSearch, read_trials
 from hedgerow.searchspaces.results.recording import RECORDING, Recording
 from hedgerow.searchspaces.results.trials import expert_folder
-from hedgerow.searchspaces.spaces.budget_section import FirstRounds
 from hedgerow.searchspaces.spaces.packing import COPIES, members, pack_trials
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
@@ -191,8 +190,12 @@ def check_search(spec: SearchSpec, data_root: Path | None, given: Data | None = 
         # Those that a searcher proposes follow one another. A round on a stream trains one learner.
         first = [spec.trial(overrides) for overrides in spec.configurations] or [spec.experiment]
         stream = spec.experiment.task.partition.is_stream
-        clients = [1 if stream else experiment.cohort_size(len(data[1])) for experiment in first]
-        FirstRounds(spec.search.budget.client_rounds, clients).check()
+        least = sum(1 if stream else experiment.cohort_size(len(data[1])) for experiment in first)
+        if (limit := spec.search.budget.client_rounds) < least:
+            trials = "a trial" if len(first) == 1 else f"each of the {len(first)} trials"
+            raise UserError(
+                f"search.budget.client_rounds: {limit} is less than one round of {trials}; set it to at least {least}"
+            )
     return data
 
 

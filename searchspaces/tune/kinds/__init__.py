@@ -1,1 +1,1 @@
-"""Search kinds, one class per file; `spaces.SEARCH_KINDS` lists them."""
+"""Search kinds; `spaces.SEARCH_KINDS` lists them."""

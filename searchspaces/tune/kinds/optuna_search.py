@@ -35,7 +35,7 @@ class OptunaSearch(SearchKind):
     def build(self, setup: SearchSetup) -> "tuple[Searcher, TrialScheduler | None]":
         """Returns a searcher over Optuna's study and, with a pruner, a scheduler that stops trials."""
         # Importing optuna takes a second.
-        from hedgerow.searchspaces.tune.searchers import optuna_study as studies
+        from hedgerow.searchspaces.tune.kinds import optuna_study as studies
 
         study = studies.open_study(setup.experiment.name, self.storage, self.mode)
         studies.check_choices(study, self.space)

@@ -11,7 +11,7 @@ from searches import ROUNDS, plan
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.searchspaces.spaces.search_section import SearchSetup
-from hedgerow.searchspaces.tune.searchers.optuna_study import PruningScheduler, StudySearcher
+from hedgerow.searchspaces.tune.kinds.optuna_study import PruningScheduler, StudySearcher
 
 SPACE = {
     "algorithm.lr": {"loguniform": [0.01, 0.5]},

@@ -43,11 +43,8 @@ def spent(finished: FinishedSearch) -> int:
 @pytest.mark.parametrize(
     ("section", "sentence"),
     [
-        ({"budget": {}}, r"search.budget: `budget` has no value; set `client_rounds` or `seconds`"),
-        (
-            {"budget": {"client_rounds": 9, "seconds": 1.0}},
-            r"`budget` has both `client_rounds` and `seconds`; remove o",
-        ),
+        ({"budget": {}}, r"search.budget: give either `client_rounds` or `seconds`"),
+        ({"budget": {"client_rounds": 9, "seconds": 1.0}}, r"search.budget: give either `client_rounds` or `seconds`"),
         ({"budget": {"client_rounds": 99}, "record": "all"}, r"`record: all` needs every round of every trial, and"),
     ],
 )

@@ -1,16 +1,20 @@
-"""Grid search: every combination of lists of values."""
+"""Random and grid search: every configuration of the file runs to completion."""
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.searchspaces.spaces.search_section import SearchKind, SearchSetup
 
 
-class GridSearch(SearchKind):
-    """Grid search: tries every combination of the listed values."""
+class RandomSearch(SearchKind):
+    """Random search: draws configurations from the distributions of the space."""
 
     def build(self, setup: SearchSetup) -> tuple[None, None]:
-        """Returns no searcher and no scheduler: every configuration runs to completion."""
+        """Returns no searcher and no scheduler: the configurations, drawn with the file's seed, run to completion."""
         return None, None
+
+
+class GridSearch(RandomSearch):
+    """Grid search: tries every combination of the listed values."""
 
     def check(self, experiment: Experiment) -> None:
         """Raises UserError for keys whose values are drawn."""
