@@ -12,8 +12,8 @@ import torch
 from hedgerow.algorithms.core.torch_private import compute_capabilities
 from hedgerow.cluster.feasibility import MemoryEstimate, check_memory, estimate_memory, place
 from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
-from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors
-from hedgerow.platform.actors.session import ray_session, starts_here
+from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors, named_cluster
+from hedgerow.platform.actors.session import ray_session
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
@@ -39,7 +39,7 @@ def plan_file(
     dataset, partition = check(experiment, data_root)
     if node_list is not None:
         available = node_list
-    elif starts_here(address) and not ray.is_initialized():
+    elif not named_cluster(address) and not ray.is_initialized():
         available = [local_node()]
     else:
         with ray_session(address):

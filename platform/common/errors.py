@@ -2,6 +2,7 @@
 
 import errno
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -28,6 +29,11 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """An error's whole message on one line, at most 300 characters; the name of its class if the message is empty."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def say(sentence: str) -> None:
+    """Print a sentence for the user on standard error."""
+    print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
 
 
 class _OneSentence:
