@@ -68,6 +68,21 @@ def unwritable(place: str, target: Path, error: Exception) -> UserError:
     return UserError(f"{place}: cannot write {target} ({reason}); choose another place")
 
 
+@contextmanager
+def optional_package(what: str, extra: str) -> Iterator[None]:
+    """Context in which a package that cannot be imported becomes a UserError.
+
+    what: place that needs the package, and its name. extra: that installs it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{what}, which cannot be imported ({one_line(error)}); install it with `uv pip install -e '.[{extra}]'` "
+            "in Hedgerow's folder"
+        ) from None
+
+
 class RayLost(UserError):  # noqa: N818
     """Raised when the Ray cluster of a run or a search has died. It can be resumed on another cluster."""
 
