@@ -9,7 +9,7 @@ import ray
 from pydantic import Field, ValidationError
 
 from hedgerow.platform.actors.actor_room import local_gpus, local_resources, memory_of
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.config.validation_errors import explain
 from hedgerow.platform.config.yaml_reader import Lines, parse_yaml
@@ -64,7 +64,7 @@ def parse_nodes(text: str) -> list[Node]:
         try:
             content = Path(text).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--nodes {text}: cannot be read: {' '.join(str(error).split())}") from None
+            raise UserError(f"--nodes {text}: cannot be read: {one_line(error)}") from None
         values, lines = parse_yaml(content, lambda line: f"--nodes {text}:{line}")
         if isinstance(values, dict) and (types := _node_types(values, text)):
             return types

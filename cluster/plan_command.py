@@ -1,25 +1,31 @@
-"""Implementation of the command `plan`: a dry run of placement, with actors per node and memory."""
+"""Implementation of the command `plan`: a dry run of placement, with actors per node and the memory that is known to be
+needed.
+"""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import numpy as np
 import ray
 import torch
 
+from hedgerow.algorithms.core.pytree import leaves
+from hedgerow.algorithms.core.task import Task
 from hedgerow.algorithms.core.torch_private import compute_capabilities
-from hedgerow.cluster.feasibility import MemoryEstimate, check_memory, estimate_memory, place
 from hedgerow.cluster.nodes import Node, cluster_nodes, local_node, parse_nodes
-from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors
-from hedgerow.platform.actors.session import ray_session, starts_here
+from hedgerow.platform.actors.actor_room import actors_that_fit, choose_actors, named_cluster, reserved_memory
+from hedgerow.platform.actors.session import ray_session
+from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import load_experiment, read_file
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.mapped_arrays import shared_file
 from hedgerow.platform.runtime.factory import build_algorithms, check
 from hedgerow.platform.ui.command_output import CommandOutput
 from hedgerow.searchspaces.spaces.packing import pack_trials
@@ -27,6 +33,9 @@ from hedgerow.searchspaces.spaces.search_file import SearchSpec, load_search
 
 DRIVERS = {"12": 525, "13": 580}
 """Oldest version of the NVIDIA driver for each major version of CUDA [NVIDIA, CUDA Compatibility, table 1]."""
+
+PROCESS = 0.6e9
+"""Bytes of a client actor's process on a CPU, with torch imported (docs/performance.md, design)."""
 
 
 def plan_file(
@@ -39,7 +48,7 @@ def plan_file(
     dataset, partition = check(experiment, data_root)
     if node_list is not None:
         available = node_list
-    elif starts_here(address) and not ray.is_initialized():
+    elif not named_cluster(address) and not ray.is_initialized():
         available = [local_node()]
     else:
         with ray_session(address):
@@ -95,6 +104,59 @@ def _plan(
         "gpus": needs,
     }
     return CommandOutput(document, render)
+
+
+class MemoryEstimate(NamedTuple):
+    """Memory in bytes that a run is known to need. The memory of training is unknown, except as `memory_mb`."""
+
+    actor: float
+    """Bytes of a client actor, at least `memory_mb`."""
+    store: float
+    """Bytes in each node's object store: data set, partition, and the broadcast model."""
+
+
+def place(resources: Resources, actors: int, nodes: Sequence[Node]) -> list[int]:
+    """Number of actors on each node. The nodes must have room for all; Ray chooses among equivalent placements."""
+    room = [actors_that_fit(resources, [node.resources]) for node in nodes]
+    counts = [0] * len(nodes)
+    by_room = sorted(range(len(nodes)), key=lambda index: -room[index])
+    if resources.placement == "pack":
+        for index in by_room:
+            counts[index] = min(room[index], actors - sum(counts))
+        return counts
+    while sum(counts) < actors:
+        for index in by_room:
+            counts[index] += counts[index] < room[index] and sum(counts) < actors
+    return counts
+
+
+def estimate_memory(
+    experiment: Experiment, task: Task, dataset: Dataset, partition: Partition, nodes: int
+) -> MemoryEstimate:
+    """Estimate the memory that an experiment is known to need."""
+    values = [*vars(dataset).values(), *vars(partition).values()]
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    data = [array for array in arrays if nodes > 1 or shared_file(array) is None]
+    model = sum(leaf.nbytes for leaf in leaves(task.init()))
+    actor = max(PROCESS, reserved_memory(experiment.resources))
+    return MemoryEstimate(actor, sum(x.nbytes for x in data) + model)
+
+
+def check_memory(nodes: Sequence[Node], placed: Sequence[int], needed: MemoryEstimate) -> None:
+    """Raises UserError, with the node and the shortage, if the placement needs more memory than the nodes have."""
+    for node, actors in zip(nodes, placed, strict=True):
+        if actors and actors * needed.actor > node.memory:
+            raise UserError(
+                f"resources: not enough memory on {node.name}: {actors} client actors need "
+                f"{gigabytes(actors * needed.actor)} at least, but {gigabytes(node.memory)} are available "
+                "outside the object store; lower resources.actors or memory_mb, or raise cpus_per_actor"
+            )
+        if actors and needed.store > node.store:
+            raise UserError(
+                f"resources: not enough object-store memory on {node.name}: data, partition and model need "
+                f"{gigabytes(needed.store)}, but it has {gigabytes(node.store)}; start Ray there with a larger "
+                "--object-store-memory"
+            )
 
 
 def cuda_requirements() -> str:

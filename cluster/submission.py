@@ -13,7 +13,7 @@ import click
 from pathspec import GitIgnoreSpec
 
 import hedgerow
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, one_line
 from hedgerow.platform.config.loader import load_experiment
 from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.storage.remote import is_uri
@@ -85,7 +85,7 @@ def _uploaded(folder: Path, specs: list[tuple[Path, GitIgnoreSpec]]) -> Iterator
         texts = [file.read_text(encoding="utf-8") for file in ignoring if file.is_file()]
         entries = sorted(folder.iterdir())
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"submit: {folder} cannot be read for the upload ({' '.join(str(error).split())})") from None
+        raise UserError(f"submit: {folder} cannot be read for the upload ({one_line(error)})") from None
     specs = [*specs, *((folder, GitIgnoreSpec.from_lines(text.splitlines())) for text in texts)]
     for path in entries:
         # Ray follows links, too.
@@ -170,7 +170,7 @@ def read_runtime_env(file: Path | None) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--runtime-env {file}: cannot be read: {' '.join(str(error).split())}") from None
+        raise UserError(f"--runtime-env {file}: cannot be read: {one_line(error)}") from None
     values, _ = parse_yaml(text, lambda line: f"--runtime-env {file}:{line}")
     if not isinstance(values, dict):
         raise UserError(f"--runtime-env {file}: write `key: value` lines, as Ray's documentation of runtime_env does")

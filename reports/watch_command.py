@@ -12,8 +12,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.yaml_reader import parse_yaml
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.storage.sealed_json import unseal
-from hedgerow.platform.tracking.records import RESTORE_FIX
+from hedgerow.platform.storage.sealed_json import RESTORE_FIX, unseal
 from hedgerow.platform.tracking.run_folder import RunFolder, find_run
 from hedgerow.platform.ui.terminal import Progress
 from hedgerow.reports.page.page import render_page

@@ -33,7 +33,7 @@ from hedgerow.platform.config.loader import load_experiment, parse_experiment
 from hedgerow.platform.config.registries import datasets
 from hedgerow.platform.data.sources.cache import load_dataset
 from hedgerow.platform.data.sources.image_folder import ImageFolder
-from hedgerow.platform.models.factories import safe_weights
+from hedgerow.platform.models.build import safe_weights
 from hedgerow.platform.storage.checkpoint import DamagedCheckpoint, parse_tree, read_checkpoint, write_checkpoint
 from hedgerow.platform.tracking.run_folder import RunFolder, new_run
 from hedgerow.platform.ui.mlflow_server import page_command, page_environment

@@ -1,7 +1,6 @@
 """Room for client actors on the nodes of a cluster or on this machine, from the resources of the nodes."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from joblib import cpu_count
@@ -116,9 +115,10 @@ def local_gpus() -> int:
     return (mig_slices() or torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
-def say(sentence: str) -> None:
-    """Print a sentence for the user on standard error."""
-    print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
+def named_cluster(address: str | None) -> str | None:
+    """Cluster that the user names, by the option or by Ray's own variable; None: Ray is started on this machine."""
+    named = address or os.environ.get("RAY_ADDRESS")
+    return None if named == "local" else named or None
 
 
 def local_resources() -> dict[str, float]:

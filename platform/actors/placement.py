@@ -4,8 +4,9 @@ import time
 
 from ray.autoscaler.sdk import request_resources
 
-from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, choose_actors, no_room, say
+from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, choose_actors, no_room
 from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session
+from hedgerow.platform.common.errors import say
 from hedgerow.platform.config.resources import Resources
 
 WAIT_SECONDS, REMINDER_SECONDS = 600.0, 60.0

@@ -16,14 +16,14 @@ from hedgerow.platform.actors.actor_room import (
     choose_actors,
     local_gpus,
     local_resources,
+    named_cluster,
     no_room,
 )
 from hedgerow.platform.actors.cluster_nodes import LOOK_SECONDS, ClusterNodes
 from hedgerow.platform.actors.placement import wait_for_room
 from hedgerow.platform.actors.ray_health import RayHealth, gcs_answers
-from hedgerow.platform.actors.ray_transport import LOST, ActorSpec, RayTransport, cause_of
-from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session, starts_here
-from hedgerow.platform.actors.shared_data import put_dataset
+from hedgerow.platform.actors.ray_transport import LOST, ActorSpec, RayTransport, cause_of, put_dataset
+from hedgerow.platform.actors.session import node_resources, on_cluster, ray_session
 from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.data import Dataset, Partition
@@ -285,7 +285,7 @@ def coordinator_on_ray(
     parts: original number of a run that is resumed, however many actors fit now; None: new run.
     """
     resources, cohort = experiment.resources, experiment.cohort_size(len(partition))
-    if starts_here(address) and not ray.is_initialized() and parts is None:
+    if not named_cluster(address) and not ray.is_initialized() and parts is None:
         # Before Ray starts.
         choose_actors(resources, cohort, [local_resources() | {"GPU": float(local_gpus())}])
     with ray_session(address):

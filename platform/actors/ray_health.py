@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -13,7 +12,7 @@ import psutil
 import ray
 
 from hedgerow.platform.actors.ray_folder import PREFIX
-from hedgerow.platform.common.errors import RayLost
+from hedgerow.platform.common.errors import RayLost, say
 from hedgerow.platform.common.ray_private import kill_node, node_folder, node_processes, started_node
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -138,7 +137,7 @@ class RayHealth:
                 if not (self.claim and self.claim.is_lost):
                     folder.update(status="interrupted")
             with suppress(Exception):
-                print(f"hedgerow: {error}", file=sys.stderr, flush=True)
+                say(str(error))
             with suppress(Exception):
                 self._remove_ray()
         finally:

@@ -15,7 +15,7 @@ from hedgerow.algorithms.core.pytree import Tree, leaves, tree_map
 from hedgerow.platform.actors import sums
 from hedgerow.platform.actors.actor_room import actor_resources, actors_that_fit, no_room
 from hedgerow.platform.actors.object_states import BlockRows, ObjectMemory
-from hedgerow.platform.actors.session import node_resources
+from hedgerow.platform.actors.session import node_resources, on_cluster
 from hedgerow.platform.actors.shared_folder import name_of
 from hedgerow.platform.actors.small_messages import pack, unpack
 from hedgerow.platform.actors.surroundings import Surroundings
@@ -26,6 +26,7 @@ from hedgerow.platform.config.experiment import Experiment
 from hedgerow.platform.config.loader import parse_experiment
 from hedgerow.platform.config.resources import Resources
 from hedgerow.platform.data import Dataset, Partition
+from hedgerow.platform.data.mapped_arrays import shared_file
 from hedgerow.platform.runtime.aggregation import PartialAggregate, pairwise, sum_trees
 from hedgerow.platform.runtime.coordinator import worker_arguments
 from hedgerow.platform.runtime.process import free_memory, init_process
@@ -49,7 +50,7 @@ LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """Experiments that the actors of a run serve. Data and partition are on each node once, see `shared_data`."""
+    """Experiments that the actors of a run serve. Data and partition are on each node once, see `put_dataset`."""
 
     experiments: list[Experiment]
     """Several experiments differ only in floats of their algorithm."""
@@ -68,6 +69,20 @@ class ActorSpec:
         # An experiment may name classes of the user.
         state["surroundings"].install()
         self.__dict__.update({**state, "experiments": [parse_experiment(values) for values in state["experiments"]]})
+
+
+def put_dataset(dataset: Dataset) -> Any:
+    """Reference to a data set in Ray's object store, for `Dataset.opened`: one copy per node, and none in a process.
+
+    On a Ray of this machine, large arrays that are mapped from files stay there, and only their names are in the object
+    store. On a cluster all arrays are in the object store, since other nodes may not have the files.
+    """
+    values = dict(vars(dataset))
+    has_files = not on_cluster() and len(node_resources()) == 1
+    for name, value in values.items():
+        if has_files and isinstance(value, np.ndarray) and (file := shared_file(value)):
+            values[name] = file
+    return ray.put(values)
 
 
 class ClientActor:

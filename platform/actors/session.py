@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +18,7 @@ import ray
 from joblib import cpu_count
 from ray.exceptions import AuthenticationError
 
-from hedgerow.platform.actors.actor_room import local_resources, mig_slices
-from hedgerow.platform.actors.cluster_probe import trouble_at
+from hedgerow.platform.actors.actor_room import local_resources, mig_slices, named_cluster
 from hedgerow.platform.actors.forked import python_command
 from hedgerow.platform.actors.ray_folder import private_folder, private_token
 from hedgerow.platform.common.errors import UserError, first_line
@@ -36,6 +36,11 @@ STARTING = 30.0
 ANSWERING = 20.0
 """Seconds that a cluster has to answer."""
 
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""Start of an HTTP/2 connection, which gRPC uses: preface and empty SETTINGS frame (RFC 9113, sections 3.4 and 6.5)."""
+
+HEADER, SETTINGS = 9, 4
+"""Size in bytes of a frame's header, whose fourth byte is the type; type of the first frame that a server sends."""
 
 QUICK = {
     "preload_python_modules": ["hedgerow.platform.actors.preload"],
@@ -64,7 +69,7 @@ def ray_session(address: str | None = None, prestart: bool = True) -> Iterator[N
     not supported.
     """
     check_version()
-    target = _wanted(address)
+    target = named_cluster(address)
     if target and "://" in target:
         kind = "the address of a job server" if target.startswith("http") else "an address for Ray Client"
         raise UserError(
@@ -83,17 +88,6 @@ def ray_session(address: str | None = None, prestart: bool = True) -> Iterator[N
 def on_cluster() -> bool:
     """Whether the open session is that of a running cluster that the user names, and not a Ray of this machine."""
     return bool(_named)
-
-
-def starts_here(address: str | None) -> bool:
-    """Whether Ray would be started on this machine, instead of using a running cluster."""
-    return _wanted(address) is None
-
-
-def _wanted(address: str | None) -> str | None:
-    """Cluster that the user names, by the option or by Ray's own variable; None: Ray is started on this machine."""
-    named = address or os.environ.get("RAY_ADDRESS")
-    return None if named == "local" else named
 
 
 @contextmanager
@@ -167,6 +161,25 @@ def _connected(address: str) -> Iterator[None]:
         yield
     finally:
         _disconnect()
+
+
+def trouble_at(address: str, seconds: float) -> str | None:
+    """Reason why no gRPC server answers at HOST:PORT within `seconds`; None if one does.
+
+    Ray's own client tries for minutes, and ignores signals.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return None
+            connection.sendall(HELLO)
+            header = connection.recv(HEADER, socket.MSG_WAITALL)
+    except TimeoutError:
+        return f"no answer within {seconds:g} s"
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None if len(header) == HEADER and header[3] == SETTINGS else "the server there is not Ray"
 
 
 def _disconnect() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -28,6 +29,11 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """An error's whole message on one line, at most 300 characters; the name of its class if the message is empty."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def say(sentence: str) -> None:
+    """Print a sentence for the user on standard error."""
+    print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
 
 
 class _OneSentence:
@@ -60,6 +66,21 @@ def unwritable(place: str, target: Path, error: Exception) -> UserError:
     if links:
         reason = f"{links[0]} is a link to {links[0].readlink()}, which does not exist"
     return UserError(f"{place}: cannot write {target} ({reason}); choose another place")
+
+
+@contextmanager
+def optional_package(what: str, extra: str) -> Iterator[None]:
+    """Context in which a package that cannot be imported becomes a UserError.
+
+    what: place that needs the package, and its name. extra: that installs it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{what}, which cannot be imported ({one_line(error)}); install it with `uv pip install -e '.[{extra}]'` "
+            "in Hedgerow's folder"
+        ) from None
 
 
 class RayLost(UserError):  # noqa: N818

@@ -20,7 +20,6 @@ from hedgerow.algorithms.slots.fedex import FedEx
 from hedgerow.algorithms.slots.slots import Slots, SlottedHyper
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.common.servers import has_credentials
-from hedgerow.platform.config.checkpoints_section import Checkpoints
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.experiment_rules import EXPERIMENT_RULES
 from hedgerow.platform.config.logger_section import LoggerChoice
@@ -50,7 +49,7 @@ from hedgerow.platform.config.system_heterogeneity import Simulation
 from hedgerow.platform.config.teacher_section import Teacher
 from hedgerow.platform.data.augmentation import Augmentation
 from hedgerow.platform.privacy.accounting import PrivacyAccount
-from hedgerow.platform.storage.remote import is_uri
+from hedgerow.platform.storage.remote import is_uri, uri_objection
 
 
 class Public(Section):
@@ -270,6 +269,28 @@ class Evaluation(Section):
         """Targets of the accuracy whose curve figures show, which they show as lines; empty for other metrics."""
         drawn = "test_accuracy" if self.test == "every" else "validation_accuracy"
         return self.targets if self.target_metric == drawn else []
+
+
+class Checkpoints(Section):
+    """Checkpoints of a run: frequency, number and storage."""
+
+    every: int = Field(10, ge=0, description="save every this many rounds, and after the last; 0: only after the last")
+    keep: int = Field(2, ge=1, description="number of checkpoints to keep")
+    best: str | None = Field(
+        None,
+        description="metric of evaluated rounds, such as validation_accuracy: save every round that improves it, and "
+        "keep the best one in addition to `keep`; null: none",
+    )
+    storage: str | None = Field(
+        None, description="URI of a folder for a copy of the run folder, updated after every checkpoint; null: no copy"
+    )
+
+    @field_validator("storage")
+    @classmethod
+    def _is_a_uri(cls, storage: str | None) -> str | None:
+        if storage is not None and (objection := uri_objection(storage)):
+            raise ValueError(objection)
+        return storage
 
 
 class Tracking(Section):

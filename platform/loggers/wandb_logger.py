@@ -3,7 +3,7 @@
 from hashlib import sha256
 from typing import Any
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import optional_package
 from hedgerow.platform.loggers.logger import LoggedRun, Logger, Record
 from hedgerow.platform.loggers.metric_groups import grouped
 
@@ -15,13 +15,8 @@ class WandbLogger(Logger):
     """
 
     def __init__(self, project: str = "hedgerow", entity: str | None = None, mode: str | None = None):
-        try:
+        with optional_package("tracking.also: wandb needs the package `wandb`", "wandb"):
             import wandb
-        except ModuleNotFoundError:
-            raise UserError(
-                "tracking.also: wandb is not installed; run `uv pip install -e '.[wandb]'` in Hedgerow's folder, or "
-                "remove it"
-            ) from None
         self.wandb: Any = wandb
         self.place = {"project": project, "entity": entity, "mode": mode}
 

@@ -6,7 +6,7 @@ MODELS = {
     "cnn": "hedgerow.platform.models.feedforward:CNN",
     "small_cnn": "hedgerow.platform.models.feedforward:SmallCNN",
     "conv4": "hedgerow.platform.models.feedforward:Conv4",
-    "resnet18_gn": "hedgerow.platform.models.resnet18:ResNet18",
+    "resnet18_gn": "hedgerow.platform.models.torchvision_nets:ResNet18",
     "resnet_static": "hedgerow.platform.models.static_resnet:StaticResNet",
     "resnet_exit": "hedgerow.platform.models.early_exit:ExitResNet",
     "preact_resnet": "hedgerow.platform.models.preact_resnet:PreActResNet",

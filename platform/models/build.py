@@ -1,7 +1,9 @@
 """Builds the model of a task."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,8 @@ from hedgerow.algorithms.core.task import trainable
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.own_code_errors import failure
-from hedgerow.platform.common.registry import Registry, import_named
+from hedgerow.platform.common.registry import Registry, import_named, require_own
 from hedgerow.platform.models import MODELS
-from hedgerow.platform.models.factories import require_factory, safe_weights
 from hedgerow.platform.models.gradient_check import READS_AGAIN, needs_plain_format, reads_parameters_again
 from hedgerow.platform.models.initial_weights import freeze, load_weights
 from hedgerow.platform.models.model import CustomModel, Model
@@ -39,6 +40,9 @@ MARKS = {"no_vmap", "constants", "train_mode", "plain_format", "reads_again"}
 
 COPIES = 3
 """Minimum number of copies of the parameters during training: the server's, a client's, and its gradient."""
+
+FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""Variable that makes `torch.load` refuse pickled objects, whatever its caller wants."""
 
 
 def build_model(
@@ -188,7 +192,7 @@ def _built(config: CustomModel) -> nn.Module:
         )
     is_foreign = not is_own(factory, config.name)
     if is_foreign and not (isinstance(factory, type) and issubclass(factory, nn.Module)):
-        require_factory(factory, config.name, "task.model.name")
+        _require_listed(factory, config.name)
     try:
         with safe_weights() if is_foreign else nullcontext():
             module = factory(**config.args)
@@ -203,6 +207,34 @@ def _built(config: CustomModel) -> nn.Module:
             "or a function that returns one"
         )
     return module
+
+
+def _require_listed(factory: Any, dotted: str) -> None:
+    """Raises UserError if an object that is not the user's own is not a function that torchvision or timm lists as a
+    model, or timm's `create_model`.
+    """
+    name = getattr(factory, "__name__", "")
+    known: list[Any] = []
+    if (models := sys.modules.get("torchvision.models")) is not None:
+        known += [models.get_model_builder(one) for one in models.list_models() if one.endswith(name)]
+    if (timm := sys.modules.get("timm")) is not None:
+        known += [timm.create_model, *([timm.model_entrypoint(name)] if timm.is_model(name) else [])]
+    if not any(factory is one for one in known):
+        require_own(factory, dotted, "a model", "task.model.name")
+
+
+@contextmanager
+def safe_weights() -> Iterator[None]:
+    """Files with pickled objects are not loaded: the arguments of a model may name files of weights."""
+    before = os.environ.get(FORCED)
+    os.environ[FORCED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FORCED]
+        else:
+            os.environ[FORCED] = before
 
 
 @cache

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from hedgerow.algorithms.core.hyperparameters import Rule
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError, one_line, optional_package
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.section import Section
 from hedgerow.platform.models.model import Model, absolute, check_vocabulary
@@ -234,13 +234,8 @@ def _with_adapters(network: Any, lora: LoRA) -> nn.Module:
 
 
 def _import(package: str) -> Any:
-    try:
+    with optional_package(f"task.model: it needs the package `{package}`", "huggingface"):
         return import_module(package)
-    except ImportError as error:
-        raise UserError(
-            f"task.model: it needs the package `{package}`, which cannot be imported ({one_line(error)}); install it "
-            "with `uv pip install -e '.[huggingface]'` in Hedgerow's folder"
-        ) from None
 
 
 @contextmanager

@@ -5,13 +5,15 @@ Neighbouring data sets differ in one client, which is added or removed.
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, optional_package
+
+PACKAGE = "privacy: accounting needs the package dp-accounting", "privacy"
+"""Arguments of `optional_package`."""
 
 Accountant = Literal["pld", "rdp"]
 
@@ -117,13 +119,13 @@ def multiplier_for(target: float, probability: float, rounds: int, delta: float,
 @lru_cache(maxsize=16)
 def _losses(multiplier: float, probability: float) -> Any:
     """Privacy loss distribution of one round."""
-    with _required():
+    with optional_package(*PACKAGE):
         from dp_accounting.pld import privacy_loss_distribution
     return privacy_loss_distribution.from_gaussian_mechanism(multiplier, sampling_prob=probability)
 
 
 def _by_rdp(mechanisms: Sequence[Mechanism], delta: float) -> float:
-    with _required():
+    with optional_package(*PACKAGE):
         import dp_accounting
         from dp_accounting import rdp
     # Orders that do not converge are left out, which only loosens the bound.
@@ -133,14 +135,3 @@ def _by_rdp(mechanisms: Sequence[Mechanism], delta: float) -> float:
         round_event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(multiplier))
         accountant.compose(round_event, rounds)
     return float(accountant.get_epsilon(delta))
-
-
-@contextmanager
-def _required() -> Iterator[None]:
-    try:
-        yield
-    except ImportError:
-        raise UserError(
-            "privacy: accounting needs the package dp-accounting; install it with "
-            "`uv pip install -e '.[privacy]'` in Hedgerow's folder"
-        ) from None

@@ -1,14 +1,13 @@
 """Choice of the device on which clients compute, and of the executor that runs them."""
 
-import os
 import sys
 from typing import Literal
 
 import torch
 
-from hedgerow.platform.actors.actor_room import local_gpus, say
+from hedgerow.platform.actors.actor_room import local_gpus, named_cluster
 from hedgerow.platform.actors.forked import is_prepared
-from hedgerow.platform.common.errors import UserError
+from hedgerow.platform.common.errors import UserError, say
 from hedgerow.platform.config.engine_section import EngineConfig
 from hedgerow.platform.config.resources import Device, Resources
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -54,7 +53,7 @@ def check_engine(engine: EngineConfig, device: Device) -> None:
 def say_device(device: Device, address: str | None) -> None:
     """Print one line if clients compute on GPUs, with the models of those of this machine."""
     if device == "cuda":
-        here = 0 if _names_cluster(address) else torch.cuda.device_count()
+        here = 0 if named_cluster(address) else torch.cuda.device_count()
         models = sorted({torch.cuda.get_device_name(i) for i in range(here)})
         say(" ".join(["clients compute on cuda", *(f"({model})" for model in models)]))
 
@@ -84,8 +83,4 @@ def executor_of(
 def _uses_running_ray(address: str | None) -> bool:
     """Whether there is a Ray already: one that the user names, or that this process is connected to."""
     ray = sys.modules.get("ray")
-    return _names_cluster(address) or bool(ray and ray.is_initialized())
-
-
-def _names_cluster(address: str | None) -> bool:
-    return (address or os.environ.get("RAY_ADDRESS")) not in (None, "local")
+    return bool(named_cluster(address) or (ray and ray.is_initialized()))

@@ -9,11 +9,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hedgerow.algorithms.core.task import Task
-from hedgerow.platform.common.errors import UserError, first_line, unwritable
+from hedgerow.platform.common.errors import UserError, first_line, optional_package, unwritable
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.runs.finished_run import FinishedRun, Round
-
-FORMATS = (".pt", ".safetensors", ".onnx")
 
 INPUTS = {
     ".pt": "normalised samples, (x - mean) / std",
@@ -36,17 +34,12 @@ class RawModel(nn.Module):
 
 def check_target(file: Path) -> None:
     """Raises UserError if the file has no known ending, or the library for its format is missing."""
-    if file.suffix not in FORMATS:
-        raise UserError(f"{file}: the ending names the format; choose one of {', '.join(FORMATS)}")
+    if file.suffix not in INPUTS:
+        raise UserError(f"{file}: the ending names the format; choose one of {', '.join(INPUTS)}")
     if file.suffix == ".onnx":
-        try:
+        with optional_package(f"{file}: ONNX needs a further package", "onnx"):
             import onnx  # noqa: F401
             import onnxscript  # noqa: F401
-        except ImportError:
-            raise UserError(
-                f"{file}: ONNX needs further packages; install them with `uv pip install -e '.[onnx]'` in Hedgerow's "
-                "folder"
-            ) from None
 
 
 def export_model(run: FinishedRun, file: Path, round: Round = None, client: int | None = None) -> None:

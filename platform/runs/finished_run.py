@@ -98,7 +98,7 @@ class FinishedRun:
 
         For a run that was read from its folder, this needs its data. Raises UserError.
         """
-        return self.model if self.model is not None else saved_parameters(self.experiment, self.folder, self._data)
+        return self.model if self.model is not None else saved_parameters(self._algorithm, self.folder)
 
     @property
     def missing_parameters(self) -> list[str]:
@@ -177,8 +177,7 @@ class FinishedRun:
                     f"{self.folder.path} has no best round: set `checkpoints.best` in the experiment, such as "
                     "validation_accuracy, before it runs"
                 )
-        folder, experiment = self.folder, self.experiment
-        parameters = self.parameters if round is None else saved_parameters(experiment, folder, self._data, round)
+        parameters = self.parameters if round is None else saved_parameters(self._algorithm, self.folder, round)
         compare_constants(self._algorithm.task.module, self.folder.constants)
         return TrainedModel(self.folder.path, self._algorithm, tree_map(as_tensor, parameters))
 
@@ -256,12 +255,12 @@ def page(folder: RunFolder, status: str, warning: str | None, table: Table, png:
     return "\n".join(parts)
 
 
-def saved_parameters(experiment: Experiment, folder: RunFolder, data: Data, round: int | None = None) -> Tree:
+def saved_parameters(algorithm: ComposedAlgorithm, folder: RunFolder, round: int | None = None) -> Tree:
     """Parameters in a checkpoint of a run, as arrays. round: that of the checkpoint; None: the last one.
 
     Raises UserError if there is no such checkpoint, or if it is damaged or of another model.
     """
-    (algorithm,), file = build_algorithms([experiment], *data), saved_checkpoint(folder, round)
+    file = saved_checkpoint(folder, round)
     server, _ = read_checkpoint(file)
     if mismatch := difference(algorithm.init_server(), server):
         raise UserError(f"{file} {mismatch} the model and the algorithm of {folder.experiment}; restore that file")

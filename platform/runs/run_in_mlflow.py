@@ -52,7 +52,7 @@ def push(name: str, show: object = None) -> list[str]:
 def save_final_model(folder: RunFolder, experiment: Experiment, data: Data, target: Path) -> None:
     """Write the model of a run's last checkpoint in MLflow's format. Raises UserError, see `TrainedModel.module`."""
     (algorithm,) = build_algorithms([experiment], *data)
-    trained = TrainedModel(folder.path, algorithm, saved_parameters(experiment, folder, data))
+    trained = TrainedModel(folder.path, algorithm, saved_parameters(algorithm, folder))
     save_module(trained.module(experiment, data[0], folder.constants), data[0], target)
 
 

@@ -1,14 +1,13 @@
 """Session of a run or a search: its folder with lock and copy, loggers, signals, status, warnings, and its end."""
 
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, UserError, on_full_disk
+from hedgerow.platform.common.errors import INTERRUPTIONS, Interrupted, UserError, on_full_disk, say
 from hedgerow.platform.common.memory import is_exhausted
 from hedgerow.platform.common.quiet import quiet_libraries
 from hedgerow.platform.common.servers import require_named
@@ -75,7 +74,7 @@ class Session:
         """Report a problem that does not stop the run: on the terminal, in the run's record, and at the end."""
         self.warnings.append(sentence)
         self.folder.update(notices=[*self.folder.record().get("notices", []), sentence])
-        print(f"hedgerow: {sentence}", file=sys.stderr, flush=True)
+        say(sentence)
 
     def finish(self, summary: dict[str, Any], draw: Callable[[], None], **results: Any) -> None:
         """Record the results; then draw the figures and end the loggers, which cannot lose the results."""

@@ -87,13 +87,11 @@ def _decisive(values: dict[str, Any]) -> dict[str, Any]:
 
 def changed_settings_warnings(record: dict[str, Any]) -> list[str]:
     """A sentence for each time that a run has continued with other settings. record: its run.json."""
-    return [
-        f"settings were changed {_when(note)}: {changes_text(note['settings'])}" for note in record.get("changes", [])
-    ]
-
-
-def _when(note: dict[str, Any]) -> str:
-    return f"after round {note['round']}" if "round" in note else f"at {note['time']}"
+    sentences = []
+    for note in record.get("changes", []):
+        when = f"after round {note['round']}" if "round" in note else f"at {note['time']}"
+        sentences.append(f"settings were changed {when}: {changes_text(note['settings'])}")
+    return sentences
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:

@@ -1,1 +1,1 @@
-"""Asynchronous rounds on the simulated clock: events, stale updates and compatibility."""
+"""Asynchronous rounds on the simulated clock: events and stale updates."""

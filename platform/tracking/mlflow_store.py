@@ -4,12 +4,11 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 # Detects an unreachable server within seconds instead of minutes; must be set before mlflow is imported.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
@@ -90,30 +89,20 @@ EXPERIMENT = {
 """Tags of the MLflow experiment."""
 
 
-@dataclass(frozen=True)
-class MlflowPlace:
-    """Where runs are recorded. uri: None for an SQLite store, hedgerow.db, in `output`, with artifacts next to it."""
-
-    uri: str | None
-    experiment: str
-    output: Path
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> Self:
-        """Place that an experiment names."""
-        return cls(experiment.tracking.uri, experiment.tracking.experiment, Path(experiment.output))
-
-    def resolved_uri(self) -> str:
-        """URI for MLflow's client. Raises UserError if this user has not named the store."""
-        return default_uri(self.output) if self.uri is None else server_uri(self.uri)
-
-
 def default_uri(output: Path) -> str:
     """URI of the SQLite store of an output folder, whatever characters its path has."""
     from sqlalchemy.engine import URL
 
     # With the driver: MLflow would create the folders of "sqlite:///a%3Fb/..." under this name, quotes included.
     return URL.create("sqlite+pysqlite", database=str((output / "hedgerow.db").absolute())).render_as_string()
+
+
+def client_for(experiment: Experiment) -> MlflowClient:
+    """Client of the store that an experiment names; null: an SQLite store, hedgerow.db, in `output`. Raises UserError
+    if this user has not named the store.
+    """
+    uri = experiment.tracking.uri
+    return open_client(default_uri(Path(experiment.output)) if uri is None else server_uri(uri))
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -170,7 +159,7 @@ def store_uri(folder: RunFolder) -> str:
     The folder of a trial is two levels below its search. Raises FileNotFoundError if there is no store, and UserError
     if this user has not named it.
     """
-    uri = MlflowPlace.of(read_experiment(folder.experiment)).uri
+    uri = read_experiment(folder.experiment).tracking.uri
     above = folder.path.resolve().parents[:3]
     local = next((place for place in above if (place / "hedgerow.db").exists()), None)
     if uri is None and local is None:
@@ -193,21 +182,21 @@ class MlflowStore:
     def __init__(
         self, experiment: Experiment, name: str, params: dict[str, Any], tags: dict[str, str], folder: RunFolder
     ):
-        self.place, self.folder = MlflowPlace.of(experiment), folder
+        self.experiment, self.folder = experiment, folder
         identity = f"{folder.path.absolute()} {folder.record()['created']}"
         texts = {MARK: identity, SETTINGS: json.dumps([params.get(key) for key in sorted(params) if key not in FREE])}
         self._marks = {tag: sha256(text.encode()).hexdigest()[:16] for tag, text in texts.items()}
-        self.client = open_client(self.place.resolved_uri())
+        self.client = client_for(experiment)
         run_id = folder.record().get("mlflow_run_id")
         if not run_id or not self._continues(run_id):
-            run_id = self._made() or self._make(name, folder)
+            run_id = self._made() or self._make(name)
             # Recorded at once, so that this run is continued even if the server fails next.
             folder.update(mlflow_run_id=run_id)
         self.run_id: str = run_id
-        require_local_artifacts(self.client, self.place.uri, run_id)
+        require_local_artifacts(self.client, experiment.tracking.uri, run_id)
         inputs = self.client.get_run(run_id).inputs
         if inputs is None or not inputs.dataset_inputs:
-            self._introduce(experiment, params, tags, folder.record())
+            self._introduce(params, tags)
         self.client.update_run(self.run_id, "RUNNING")
         # The rounds of a resumed run before its checkpoint are recorded already, and are skipped.
         history = self.client.get_metric_history(run_id, self.named(self.clock))
@@ -310,24 +299,22 @@ class MlflowStore:
 
     def _made(self) -> str | None:
         """Id of the run that an earlier call created for a folder, if the answer to that call was lost."""
-        home = experiment_id(self.client, self.place)
+        home = experiment_id(self.client, self.experiment)
         query = " and ".join(f"tags.{tag} = '{value}'" for tag, value in self._marks.items())
         runs = self.client.search_runs([home], query, max_results=1)
         return runs[0].info.run_id if runs else None
 
-    def _make(self, name: str, folder: RunFolder) -> str:
-        home = experiment_id(self.client, self.place)
-        start = _start_time(folder)
+    def _make(self, name: str) -> str:
+        home, start = experiment_id(self.client, self.experiment), _start_time(self.folder)
         return self.client.create_run(home, start_time=start, tags=self._marks, run_name=name).info.run_id
 
-    def _introduce(
-        self, experiment: Experiment, params: dict[str, Any], tags: dict[str, str], record: dict[str, Any]
-    ) -> None:
-        """Record parameters, tags and data set before the first round; may be repeated. record: run.json of the run."""
+    def _introduce(self, params: dict[str, Any], tags: dict[str, str]) -> None:
+        """Record parameters, tags and data set before the first round; may be repeated."""
         flat = [Param(key, str(value)[:6000]) for key, value in flat_settings(params).items() if value is not None]
         self.client.log_batch(self.run_id, params=flat, tags=[RunTag(key, value) for key, value in tags.items()])
-        digest, source = data_digest(record, experiment)
-        dataset = Dataset(data_name(record, experiment), digest, "hedgerow", source)
+        record = self.folder.record()
+        digest, source = data_digest(record, self.experiment)
+        dataset = Dataset(data_name(record, self.experiment), digest, "hedgerow", source)
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 
@@ -412,22 +399,23 @@ def _milliseconds(time: str) -> int:
     return round(1000 * datetime.fromisoformat(time).timestamp())
 
 
-def experiment_id(client: MlflowClient, place: MlflowPlace) -> str:
-    """Id of the MLflow experiment, which is created if it does not exist."""
-    experiment = client.get_experiment_by_name(place.experiment)
-    if experiment is None:
-        artifacts = None if place.uri else (place.output / "mlartifacts").absolute().as_uri()
+def experiment_id(client: MlflowClient, experiment: Experiment) -> str:
+    """Id of the MLflow experiment that an experiment names, which is created if it does not exist."""
+    tracking = experiment.tracking
+    known = client.get_experiment_by_name(tracking.experiment)
+    if known is None:
+        artifacts = None if tracking.uri else (Path(experiment.output) / "mlartifacts").absolute().as_uri()
         try:
-            return client.create_experiment(place.experiment, artifact_location=artifacts, tags=EXPERIMENT)
+            return client.create_experiment(tracking.experiment, artifact_location=artifacts, tags=EXPERIMENT)
         except MlflowException as error:
             # Another run has created it meanwhile.
-            experiment = client.get_experiment_by_name(place.experiment)
-            if experiment is None or error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+            known = client.get_experiment_by_name(tracking.experiment)
+            if known is None or error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
                 raise
-    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+    if known.lifecycle_stage == LifecycleStage.DELETED:
         raise UserError(
-            f"the MLflow experiment {place.experiment!r} is deleted; restore it by `mlflow experiments restore -x "
-            f"{experiment.experiment_id}`, with this store in MLFLOW_TRACKING_URI, or set tracking.experiment to "
+            f"the MLflow experiment {tracking.experiment!r} is deleted; restore it by `mlflow experiments restore -x "
+            f"{known.experiment_id}`, with this store in MLFLOW_TRACKING_URI, or set tracking.experiment to "
             "another name"
         )
-    return experiment.experiment_id
+    return known.experiment_id

@@ -22,8 +22,8 @@ from hedgerow.platform.storage.atomic_file import Altered, fingerprint, read_ver
 from hedgerow.platform.storage.history import METRICS
 from hedgerow.platform.storage.remote import Storage, fetch, is_uri, uri_of
 from hedgerow.platform.storage.run_lock import RunLock, is_abandoned
+from hedgerow.platform.storage.sealed_json import RESTORE_FIX, read_object, write_object
 from hedgerow.platform.tracking.ownership import accept, sealed_ownership
-from hedgerow.platform.tracking.records import RESTORE_FIX, read_object, write_object
 
 PATIENCE = 60.0
 """Seconds to wait for another process that changes the same record."""

@@ -131,10 +131,6 @@ SETTLED_BELOW = 0.05
 """Difference of validation accuracies from which on a settled distribution of FedEx is suspicious."""
 
 
-def _is_validated(record: RoundRecord) -> bool:
-    return math.isfinite(record.get("validation_accuracy", math.nan))
-
-
 def fedex_warnings(fedex: FedEx | None, records: list[RoundRecord]) -> list[str]:
     """A sentence if the clients of a run settled on values with which the server's model is worse than before.
 
@@ -144,11 +140,12 @@ def fedex_warnings(fedex: FedEx | None, records: list[RoundRecord]) -> list[str]
     """
     if fedex is None:
         return []
+    name = "validation_accuracy"
     for i, factor in enumerate(fedex.factors):
         largest = [max(record[f"theta_{i}_{j}"] for j in range(len(factor))) for record in records]
         settled = 1 + max((at for at, p in enumerate(largest) if p < SETTLED), default=-1)
         accuracies = [
-            [(record["validation_accuracy"], record["round"]) for record in part if _is_validated(record)]
+            [(record[name], record["round"]) for record in part if math.isfinite(record.get(name, math.nan))]
             for part in (records[:settled], records[settled:])
         ]
         if not all(accuracies):
@@ -200,14 +197,11 @@ def measured(records: Iterable[RoundRecord]) -> list[str]:
     return list(dict.fromkeys(name for record in records for name in record if name.startswith(MEASURED)))
 
 
-def _is_reported(name: str) -> bool:
-    standard = (SPENT, *MEASURED, "unscored_clients", "train_", "server_", "teacher_", "staleness_count_")
-    return name not in STANDARD and not name.startswith(standard)
-
-
 def reported(records: list[RoundRecord]) -> list[str]:
     """Names of the metrics that the algorithm itself reports."""
-    return [name for name in dict.fromkeys(name for record in records for name in record) if _is_reported(name)]
+    standard = (SPENT, *MEASURED, "unscored_clients", "train_", "server_", "teacher_", "staleness_count_")
+    names = dict.fromkeys(name for record in records for name in record)
+    return [name for name in names if name not in STANDARD and not name.startswith(standard)]
 
 
 def meta_regret(records: list[RoundRecord], competitor: list[RoundRecord]) -> float:

@@ -13,8 +13,7 @@ from hedgerow.platform.common.signals import signal_of
 from hedgerow.platform.loggers.logger import LoggedRun, Logger
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.storage.sealed_json import seal
-from hedgerow.platform.tracking.records import read_objects
+from hedgerow.platform.storage.sealed_json import read_objects, seal
 from hedgerow.platform.tracking.run_folder import RunFolder
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0

@@ -125,13 +125,10 @@ def _others(key: str, section: BaseModel, field: FieldInfo, every: bool) -> str:
 
 def _meaning(field: FieldInfo) -> str:
     """Description of a key, with its allowed values if it has a fixed set of them."""
-    words = [str(word) for part in (field.annotation, *get_args(field.annotation)) for word in _words(part)]
+    parts = (field.annotation, *get_args(field.annotation))
+    words = [str(word) for part in parts if get_origin(part) is Literal for word in get_args(part)]
     allowed = f"one of {', '.join(words)}" if len(words) > 1 else ""
     return "; ".join(part for part in (field.description, allowed) if part)
-
-
-def _words(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _line(depth: int, text: str, comment: str) -> list[str]:

@@ -12,7 +12,7 @@ from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.common.table import Table
 from hedgerow.platform.config.model_selection import uses_test_samples
 from hedgerow.platform.storage.atomic_file import write_whole
-from hedgerow.platform.tracking.records import write_object
+from hedgerow.platform.storage.sealed_json import write_object
 from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
 from hedgerow.platform.tracking.summary import target_label
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning

@@ -12,8 +12,7 @@ from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.numbers import percent
 from hedgerow.platform.storage.atomic_file import write_whole
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.storage.sealed_json import seal
-from hedgerow.platform.tracking.records import read_objects
+from hedgerow.platform.storage.sealed_json import read_objects, seal
 from hedgerow.searchspaces.hedge.deployment import Deployment, Policy, Score, draw, score_names
 from hedgerow.searchspaces.hedge.elimination import Elimination
 from hedgerow.searchspaces.hedge.weights import AdaHedge, Exp3, Hedge, entropy

@@ -22,7 +22,7 @@ from ray.tune.utils import flatten_dict
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.common.ray_private import continue_trial, forget_decisions
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.records import read_objects
+from hedgerow.platform.storage.sealed_json import read_objects
 from hedgerow.searchspaces.hedge.async_rounds import HedgeRounds, renumber
 from hedgerow.searchspaces.hedge.deployment import Deployment
 from hedgerow.searchspaces.hedge.elimination import Elimination

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from hedgerow.platform.common.errors import UserError
-from hedgerow.platform.tracking.records import read_objects
+from hedgerow.platform.storage.sealed_json import read_objects
 
 JOURNAL = "hedge.jsonl"
 """Name of the journal in the folder of Tune's experiment."""

@@ -17,7 +17,6 @@ from hedgerow.platform.runs.recorded_run import Run
 from hedgerow.platform.runtime.factory import Data
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import dropped_warning, scores_text
-from hedgerow.platform.tracking.records import BLOCKS
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.platform.tracking.summary import fedex_warnings, final_value
 from hedgerow.platform.tracking.tracker import RunLog
@@ -36,6 +35,7 @@ from hedgerow.searchspaces.results.search_plots import (
     theta_chart,
 )
 from hedgerow.searchspaces.results.trials import (
+    BLOCKS,
     WINNER,
     Row,
     Trial,

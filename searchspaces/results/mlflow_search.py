@@ -12,12 +12,11 @@ from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.tracking.formatting import short_names
 from hedgerow.platform.tracking.mlflow_store import (
     MlflowClient,
-    MlflowPlace,
     MlflowStore,
+    client_for,
     experiment_id,
     final_scores,
     log_model,
-    open_client,
 )
 from hedgerow.platform.tracking.run_description import NOTE, run_text, sentence, settings, tags
 from hedgerow.platform.tracking.run_folder import RunFolder
@@ -70,7 +69,7 @@ class SearchStore:
         }
         run_tags |= {"search": spec.search.kind, NOTE: search_text(folder, spec)}
         if self.table:
-            client = open_client(MlflowPlace.of(spec.experiment).resolved_uri())
+            client = client_for(spec.experiment)
             run_tags |= {"table": self.table, PARENT: table_run(client, spec.experiment, self.table)}
         self.parent = ParentStore(spec.experiment, folder.name, values, run_tags, folder)
         self.children: dict[int, MlflowStore] = {}
@@ -237,7 +236,7 @@ def search_text(folder: RunFolder, spec: SearchSpec) -> str:
 
 def table_run(client: MlflowClient, experiment: Experiment, table: str) -> str:
     """Identifier of the parent run of all lines of a published table; creates the run if it does not exist."""
-    home = experiment_id(client, MlflowPlace.of(experiment))
+    home = experiment_id(client, experiment)
     query = f"tags.hedgerow_table = '{table}'"
     if runs := client.search_runs([home], query, max_results=1):
         return runs[0].info.run_id

@@ -10,7 +10,7 @@ import numpy as np
 
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.storage.history import RoundRecord
-from hedgerow.platform.tracking.records import read_object, write_object
+from hedgerow.platform.storage.sealed_json import read_object, write_object
 from hedgerow.platform.tracking.run_folder import find_run
 from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_file import SearchSpec

@@ -29,6 +29,9 @@ METRICS = (
 )
 
 
+BLOCKS = "blocks.jsonl"
+"""Name of the file of the blocks of a search that promotes experts."""
+
 WINNER = " (winner)"
 """End of the winner's label in figures, and of its number in tables."""
 

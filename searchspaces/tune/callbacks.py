@@ -20,12 +20,11 @@ from hedgerow.platform.storage.checkpoint import checkpoints, latest_checkpoint,
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import RunLock
 from hedgerow.platform.tracking.formatting import short_label
-from hedgerow.platform.tracking.records import BLOCKS
 from hedgerow.platform.tracking.run_folder import RunFolder, now
 from hedgerow.platform.tracking.summary import divergence_warnings, is_done, kept, summarise
 from hedgerow.platform.tracking.tracker import MlflowLogger, RunLog
+from hedgerow.searchspaces.results.trials import BLOCKS, expert_folder
 from hedgerow.searchspaces.results.trials import Trial as RecordedTrial
-from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import COPIES, members
 from hedgerow.searchspaces.spaces.search_file import SearchSpec
 from hedgerow.searchspaces.tune.trial_loggers import TrialLoggers

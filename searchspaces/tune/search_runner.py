@@ -24,9 +24,8 @@ from ray.tune.experiment import Trial
 from hedgerow.platform.actors.placement import cpus_per_trial, trials_that_fit, wait_for_room
 from hedgerow.platform.actors.ray_coordinator import shutdown_idle
 from hedgerow.platform.actors.ray_health import RayHealth
-from hedgerow.platform.actors.ray_transport import LOST
+from hedgerow.platform.actors.ray_transport import LOST, put_dataset
 from hedgerow.platform.actors.session import node_resources, ray_session
-from hedgerow.platform.actors.shared_data import put_dataset
 from hedgerow.platform.actors.shared_folder import check_shared
 from hedgerow.platform.actors.surroundings import Surroundings
 from hedgerow.platform.common.errors import Unsaved, UserError, is_disk_full

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import blobs
 
-from hedgerow.platform.actors.shared_data import put_dataset
+from hedgerow.platform.actors.ray_transport import put_dataset
 from hedgerow.platform.data import Dataset
 from hedgerow.platform.data.content_hash import content_hash
 from hedgerow.platform.data.mapped_arrays import ArrayFile

@@ -6,8 +6,8 @@ from click.testing import CliRunner
 from paths import ROOT
 
 from hedgerow.cli import main
-from hedgerow.cluster.feasibility import place
 from hedgerow.cluster.nodes import parse_nodes
+from hedgerow.cluster.plan_command import place
 from hedgerow.platform.actors.actor_room import actors_that_fit
 from hedgerow.platform.common.errors import UserError
 from hedgerow.platform.config.resources import Resources

@@ -21,8 +21,7 @@ from ray_runs import small
 from searches import plan
 
 from hedgerow.cluster import job_client as job_server
-from hedgerow.platform.actors.cluster_probe import trouble_at
-from hedgerow.platform.actors.session import ray_session
+from hedgerow.platform.actors.session import ray_session, trouble_at
 from hedgerow.platform.common import signals
 from hedgerow.platform.common.errors import Interrupted, UserError
 from hedgerow.platform.storage.checkpoint import latest_checkpoint

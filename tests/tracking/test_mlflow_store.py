@@ -19,7 +19,7 @@ from hedgerow.platform.runs import runner
 from hedgerow.platform.runs.run_in_mlflow import push
 from hedgerow.platform.runs.runner import resume, run
 from hedgerow.platform.storage.run_lock import RunLock
-from hedgerow.platform.tracking.mlflow_store import MlflowPlace, default_uri, experiment_id, open_client
+from hedgerow.platform.tracking.mlflow_store import default_uri, experiment_id, open_client
 
 
 def record_a_run(output, barrier=None):
@@ -27,7 +27,7 @@ def record_a_run(output, barrier=None):
     if barrier:
         barrier.wait()
     client = open_client(default_uri(output))
-    client.create_run(experiment_id(client, MlflowPlace(None, "hedgerow", output)))
+    client.create_run(experiment_id(client, small(output)))
 
 
 def end_after(statements, output):
@@ -93,13 +93,13 @@ def test_artifacts_and_the_model_are_next_to_a_store_whatever_its_folder_is_name
 
 
 def test_a_deleted_experiment_ends_in_a_sentence_and_a_restored_one_is_used_again(tmp_path):
-    place, client = MlflowPlace(None, "hedgerow", tmp_path), open_client(default_uri(tmp_path))
-    first = experiment_id(client, place)
+    wanted, client = small(tmp_path), open_client(default_uri(tmp_path))
+    first = experiment_id(client, wanted)
     client.delete_experiment(first)
     with pytest.raises(UserError, match=rf"is deleted; restore it by `mlflow experiments restore -x {first}`"):
-        experiment_id(client, place)
+        experiment_id(client, wanted)
     client.restore_experiment(first)
-    assert experiment_id(client, place) == first
+    assert experiment_id(client, wanted) == first
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Data sources by the name that `task.data.name` takes. A source's section and its loader share a module."""
 
 DATASETS = {
-    "digits": "hedgerow.platform.data.sources.digits:Digits",
-    "diabetes": "hedgerow.platform.data.sources.diabetes:Diabetes",
+    "digits": "hedgerow.platform.data.sources.scikit_learn_data:Digits",
+    "diabetes": "hedgerow.platform.data.sources.scikit_learn_data:Diabetes",
     "mnist": "hedgerow.platform.data.sources.vision:MNIST",
     "emnist_letters": "hedgerow.platform.data.sources.vision:EMNISTLetters",
     "fashion_mnist": "hedgerow.platform.data.sources.vision:FashionMNIST",

@@ -7,7 +7,6 @@ with its checksum first; a damaged entry is converted again.
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError, one_line, say
 from hedgerow.platform.common.memory import fits, require
 from hedgerow.platform.common.user_cache import cache_folder, checksum, discard, read_entry, write_entry
 from hedgerow.platform.data.dataset import Dataset, mistake_in
@@ -59,10 +58,9 @@ def load_dataset(config: Source, root: Path | None = None) -> Dataset:
     try:
         _write(dataset, entry)
     except OSError as error:
-        print(
-            f"hedgerow: the converted data cannot be stored in {entry.parent} ({one_line(error)}) and are converted by "
-            "each command; set HEDGEROW_CACHE to a folder with room that can be written",
-            file=sys.stderr,
+        say(
+            f"the converted data cannot be stored in {entry.parent} ({one_line(error)}) and are converted by each "
+            "command; set HEDGEROW_CACHE to a folder with room that can be written"
         )
         return dataset
     with suppress(*_DAMAGED):

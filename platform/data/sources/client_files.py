@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError, one_line, optional_package
 from hedgerow.platform.data.zip_members import require_plausible
 
 PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
@@ -106,13 +106,8 @@ def _tff(file: Path, wanted: Callable[[list[str]], set[str]] | None) -> Iterator
 
 
 def _hdf5(file: Path) -> Any:
-    try:
+    with optional_package(f"task.data.path: {file} is read with h5py", "hdf5"):
         import h5py
-    except ImportError:
-        raise UserError(
-            f"task.data.path: {file} is read with h5py, which is not installed; install it with "
-            "`uv pip install -e '.[hdf5]'` in Hedgerow's folder"
-        ) from None
     try:
         return h5py.File(file, "r")
     except OSError:

@@ -142,11 +142,9 @@ def _halves(result: Any, at: str, forms: str = FORMS) -> tuple[RawSplit, RawSpli
 
 def _is_part(value: Any) -> bool:
     """Whether it is (x, y) or a torch Dataset, instead of an array."""
-    return _is_torch_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2 and _is_array(value[0]))
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") or (isinstance(value, list) and bool(value))
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return hasattr(value[0], "shape") or (isinstance(value[0], list) and bool(value[0]))
+    return _is_torch_dataset(value)
 
 
 def _is_torch_dataset(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError, one_line, optional_package
 from hedgerow.platform.common.memory import gigabytes
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.data.dataset import Dataset
@@ -91,13 +91,8 @@ class HuggingFace(Source):
 
     def _splits(self, root: Path, copies: str) -> "dict[str, datasets.Dataset]":
         """Splits by name. copies: folder for files that are no longer needed afterwards. Raises UserError."""
-        try:
+        with optional_package("task.data.name: huggingface needs the package `datasets`", "huggingface"):
             import datasets
-        except ImportError:
-            raise UserError(
-                "task.data.name: huggingface needs the package `datasets`; install it with "
-                "`uv pip install -e '.[huggingface]'` in Hedgerow's folder"
-            ) from None
         path = root / self.path
         datasets.disable_progress_bars()
         try:

@@ -1,6 +1,5 @@
 """Turns arrays as users have them into a data set: layout, types, labels, clients, test split, normalisation."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -9,7 +8,7 @@ import numpy as np
 
 from hedgerow.algorithms.core.measures import Targets
 from hedgerow.algorithms.measures.language import IGNORED
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError, one_line, say
 from hedgerow.platform.data.dataset import Dataset, stratified_split
 from hedgerow.platform.data.mapped_arrays import blocks, concatenated, rewritten
 
@@ -430,10 +429,9 @@ def _numbered(labels: dict[str, np.ndarray], at: str, class_names: Any) -> _Targ
         if "test" in labels and len(unseen := np.setdiff1d(labels["test"], labels["train"])):
             # Not an error: a rare class may fall into the test set of real data.
             shown = ", ".join(map(str, unseen[:5])) + (", ..." if len(unseen) > 5 else "")
-            print(
-                f"hedgerow: {at} has labels in y_test that never occur in y_train ({shown}); they count as classes: "
-                "correct them, or add training samples",
-                file=sys.stderr,
+            say(
+                f"{at} has labels in y_test that never occur in y_train ({shown}); they count as classes: correct "
+                "them, or add training samples"
             )
     elif "text" in kinds:
         values, names = np.array(known), known

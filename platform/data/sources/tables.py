@@ -2,7 +2,6 @@
 
 import csv
 import re
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator
 
-from hedgerow.platform.common.errors import UserError, one_line
+from hedgerow.platform.common.errors import UserError, one_line, say
 from hedgerow.platform.common.memory import require
 from hedgerow.platform.common.registry import nearest
 from hedgerow.platform.data.dataset import Dataset
@@ -166,10 +165,7 @@ def read_tables(
                     f"{_some(header)}); name columns that all files have"
                 )
     for column in sorted(indices[first] if columns.features is None else ()):
-        print(
-            f"hedgerow: task.data.features: the index {column!r} of {first} is not used; name it if it is a feature",
-            file=sys.stderr,
-        )
+        say(f"task.data.features: the index {column!r} of {first} is not used; name it if it is a feature")
     outlines = {file.path: _outline(file, columns) for file in [*train, *test]}
     labels = []
     for number, column in enumerate(columns.label):

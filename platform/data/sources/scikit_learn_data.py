@@ -1,12 +1,27 @@
-"""scikit-learn's diabetes data, which need no download."""
+"""scikit-learn's data sets, which need no download."""
 
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
-from hedgerow.platform.data.dataset import Dataset
+from hedgerow.platform.data.dataset import Dataset, stratified_split
 from hedgerow.platform.data.sources.source import Source
+
+
+class Digits(Source):
+    """scikit-learn's 1797 handwritten digits, 1x8x8 (UCI Optical Recognition of Handwritten Digits, test part)."""
+
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of each class that is used for testing")
+
+    def load(self, root: Path) -> Dataset:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        x, y = digits.images.astype(np.uint8)[:, None], digits.target.astype(np.int64)
+        train, test = stratified_split(y, self.test_fraction)
+        zero, full = np.zeros((1, 1, 1), np.float32), np.full((1, 1, 1), 16, np.float32)
+        return Dataset("digits", x[train], y[train], x[test], y[test], 10, zero, full, tuple("0123456789"))
 
 
 class Diabetes(Source):
