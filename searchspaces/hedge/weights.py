@@ -6,7 +6,7 @@ for losses of any range, in their unit. Losses outside the range are not clipped
 """
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -87,6 +87,15 @@ class Hedge:
         self.rounds += 1
         return hedge_loss
 
+    def sample(self, rng: np.random.Generator) -> int:
+        """Index of an expert drawn from p^t; its expected loss is h_t."""
+        return int(rng.choice(self.experts, p=self.probs()))
+
+    @property
+    def leader(self) -> int:
+        """Index of the expert with the largest weight; the first one on ties."""
+        return int(self.probs().argmax())
+
     @property
     def best(self) -> int:
         """Index of the best expert in hindsight; the first one on ties."""
@@ -104,6 +113,16 @@ class Hedge:
         gamma, best, n = math.exp(-self.eta), float(self.losses.min()), math.log(self.experts)
         by_loss = (best * self.eta + n) / (1 - gamma) - best
         return min(by_loss, n / self.eta + self.eta * self.rounds / 8, float(self.rounds))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State without the settings, as JSON."""
+        state = {key: value for key, value in vars(self).items() if key not in ("experts", "eta")}
+        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in state.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state from `state_dict`."""
+        for key, value in state.items():
+            setattr(self, key, np.array(value, dtype=float) if isinstance(value, list) else value)
 
     def _observe(self, loss: np.ndarray, awake: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns h_t, and the losses (experts,) that enter the weights. awake: mask with at least one expert."""

@@ -1,5 +1,6 @@
 """Hedge and its relatives: every numerical check of hedge.md, section 7, with its reference numbers."""
 
+import json
 import math
 
 import numpy as np
@@ -32,7 +33,7 @@ def run(hedge: Hedge, losses: np.ndarray) -> np.ndarray:
 def adversary(hedge: Hedge, rounds: int) -> None:
     """Loss 1 on the heaviest expert, 0 elsewhere."""
     for _ in range(rounds):
-        hedge.update(np.arange(hedge.experts) == hedge.probs().argmax())
+        hedge.update(np.arange(hedge.experts) == hedge.leader)
 
 
 def iid(rounds: int, experts: int) -> np.ndarray:
@@ -231,7 +232,7 @@ def test_weights_out_of_the_range_of_doubles_come_back():
     assert (hedge.losses[1] - hedge.losses[0]) * ETA == pytest.approx(1611.81, abs=0.01)
     for _ in range(1001):
         hedge.update((0.9, 0.2))
-    assert hedge.probs().argmax() == 1
+    assert hedge.leader == 1
 
 
 def test_huge_losses_and_what_is_not_finite():
@@ -259,6 +260,17 @@ def test_fixed_share_follows_a_best_expert_that_changes():
     assert shared[205, 1] > 0.5 > shared[204, 1]
     assert shared[1:].min() >= 0.01 / 4 - 1e-12
     assert run(FixedShare(4, 0.1, 0.0), losses) == pytest.approx(weights)
+
+
+def test_drawn_experts_suffer_what_the_average_does():
+    losses = iid(30, 5)
+    hedge = Hedge(5, 0.5)
+    rng = np.random.default_rng(0)
+    drawn = np.zeros(2000)
+    for row in losses:
+        drawn += row[[hedge.sample(rng) for _ in range(2000)]]
+        hedge.update(row)
+    assert abs(drawn.mean() - hedge.total) < 4 * drawn.std() / math.sqrt(2000)
 
 
 # ---- bandits: one expert is observed per round ------------------------------------------------------------------
@@ -421,9 +433,22 @@ def test_no_regret_arises_to_an_expert_that_sleeps_and_nobody_awake_changes_noth
     before = hedge.total - hedge.losses[1]
     hedge.update((0.9, 0.0), (True, False))
     assert hedge.total - hedge.losses[1] == pytest.approx(before)
-    state = repr(vars(hedge))
+    state = hedge.state_dict()
     assert math.isnan(hedge.update((0.1, 0.2), (False, False)))
-    assert repr(vars(hedge)) == state
+    assert hedge.state_dict() == state
+
+
+@pytest.mark.parametrize("rate", [*RATES, "leader", *BANDITS])
+def test_the_state_goes_through_json(rate):
+    losses = iid(40, 5)
+    whole = make_hedge(rate, 5, rounds=40)
+    weights = run(whole, losses)
+    first = make_hedge(rate, 5, rounds=40)
+    run(first, losses[:17])
+    second = make_hedge(rate, 5, rounds=40)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert np.array_equal(run(second, losses[17:]), weights[17:])
+    assert (second.total, second.rounds, second.regret) == (whole.total, 40, whole.regret)
 
 
 @pytest.mark.parametrize(
