@@ -5,7 +5,7 @@ Each method defines what a capacity is a share of: channels (`partial_training`)
 
 from contextlib import suppress
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from zlib import crc32
 
 import numpy as np
@@ -54,11 +54,14 @@ class ByLayers(Algorithm):
 
     needs = frozenset({"classes"})
 
+    computed: ClassVar[tuple[str, ...]] = ("layout",)
+    """Properties that are computed at construction, because a compiled step cannot compute them."""
+
     def __init__(self, hyper: Any, task: Task):
         super().__init__(hyper, task)
-        # Computed here, because a compiled step cannot compute it.
         with suppress(NoSubModelsError):
-            _ = self.layout
+            for name in self.computed:
+                getattr(self, name)
 
     @cached_property
     def layout(self) -> Layout:

@@ -5,7 +5,6 @@ The weights of convolutions and linear layers are sparse. Biases and norms are d
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf, prod
@@ -19,7 +18,7 @@ from torch import Tensor
 from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import Aggregate, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree, add, count, sub, tree_map, zeros_like
-from hedgerow.algorithms.core.task import Params, Task
+from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.core.torch_private import is_batched
 from hedgerow.algorithms.heterogeneous.capacities import (
     CAPACITIES,
@@ -73,11 +72,7 @@ class SparseTraining(ByLayers):
     """
 
     weighting: ClassVar[Weighting | None] = "uniform"
-
-    def __init__(self, hyper: Any, task: Task):
-        super().__init__(hyper, task)
-        with suppress(NoSubModelsError):
-            _ = self.sizes
+    computed: ClassVar[tuple[str, ...]] = ("layout", "sizes")
 
     @cached_property
     def sizes(self) -> dict[str, int]:

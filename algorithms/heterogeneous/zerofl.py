@@ -3,7 +3,6 @@ density per client.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +25,6 @@ from hedgerow.algorithms.heterogeneous.sparse_training import (
     largest,
     largest_of,
 )
-from hedgerow.algorithms.nn.submodel import NoSubModelsError
 
 
 class ZeroFL(SparseTraining):
@@ -43,6 +41,8 @@ class ZeroFL(SparseTraining):
     no change, hence the mean over all clients.
     """
 
+    computed = ("layout", "sizes", "swat")
+
     class Hyper(SparseTrainingHyper):
         average: Literal["holders", "all"] = Field(
             "all",
@@ -57,11 +57,6 @@ class ZeroFL(SparseTraining):
             description="entries that are sent; moved: the largest updates; weights: the updates of the largest "
             "weights",
         )
-
-    def __init__(self, hyper: Any, task: Task):
-        super().__init__(hyper, task)
-        with suppress(NoSubModelsError):
-            _ = self.swat
 
     def masks(self, server: Tree, ones: dict[str, int]) -> Params:
         return {}
