@@ -85,14 +85,12 @@ class FedSepBilevel(FedSep):
 
     def decode(self, hp: Any, x: Tree, data: ClientData) -> tuple[Tree, list[Objective]]:
         """Returns y and the lower loss of each step."""
-        losses, y = [self._lower(hp, batch) for batch in data.batches("decode")], self.task.start()["y"]
-        for g in losses:
-            y = add(y, lower_slope(g, x, y), -hp.decode_lr)
-        return y, losses
+        losses = [self._lower(hp, batch) for batch in data.batches("decode")]
+        return self._descended(hp, x, losses), losses
 
     def encode(self, hp: Any, x: Tree, y: Tree, trace: Any, moved: Tree, data: ClientData) -> Tree:
         if hp.encoder == "unrolled":
-            return gradient_and_value(lambda x: -dot(self._unrolled(hp, x, trace), moved))(x)[0]
+            return gradient_and_value(lambda x: -dot(self._descended(hp, x, trace, differentiable=True), moved))(x)[0]
         losses = [self._lower(hp, batch) for batch in data.batches("encode")]
         first = losses[0]
         if hp.encoder == "neumann":
@@ -104,10 +102,10 @@ class FedSepBilevel(FedSep):
             u = solve(dense_hessian(first, x, y), moved)
         return cross_product(first, x, y, u)
 
-    def _unrolled(self, hp: Any, x: Tree, losses: list[Objective]) -> Tree:
+    def _descended(self, hp: Any, x: Tree, losses: list[Objective], differentiable: bool = False) -> Tree:
         y = self.task.start()["y"]
         for g in losses:
-            y = add(y, lower_slope(g, x, y, differentiable=True), -hp.decode_lr)
+            y = add(y, lower_slope(g, x, y, differentiable), -hp.decode_lr)
         return y
 
     def _lower(self, hp: Any, batch: Batch) -> Objective:
