@@ -2,7 +2,7 @@
 Federated Learning", 2022, Algorithm 1).
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -10,24 +10,17 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hedgerow.algorithms.aggregators.masked_mean import masked_mean
-from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.client_data import Batch
+from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, scale, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
-from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper, Received
+from hedgerow.algorithms.distillation.feddf import FusedFamilies
+from hedgerow.algorithms.heterogeneous.model_families import ModelFamilyHyper, Received
 from hedgerow.algorithms.nn.submodel import OUTPUTS
-from hedgerow.algorithms.objectives.distillation_loss import (
-    Distillation,
-    consensus,
-    dissent,
-    distil,
-    divergence,
-    ensemble,
-    taught,
-)
+from hedgerow.algorithms.objectives.distillation_loss import Distillation, consensus, dissent, divergence
 
 
-class FedET(ModelFamilies):
+class FedET(FusedFamilies):
     """Small client models teach a large server model, whose representation is sent back to the clients [Cho2022].
 
     The weight of a teacher is its confidence in a sample (the variance of its logits). The consensus of the ensemble is
@@ -38,16 +31,9 @@ class FedET(ModelFamilies):
     by parameter over the clients that have it, distils, and returns its part to each prototype.
     """
 
-    weighting: ClassVar[Weighting | None] = "samples"
-    needs = ModelFamilies.needs | {"public"}
-
     class Hyper(ModelFamilyHyper):
         diversity: float = Field(0.05, ge=0, description="lambda, weight of the teachers that disagree")
         distillation: Distillation = Distillation()
-
-    @property
-    def public_samples(self) -> int:
-        return min(1, self.hyper.distillation.steps)
 
     def init_server(self) -> Tree:
         w = self.task.init()
@@ -55,17 +41,7 @@ class FedET(ModelFamilies):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         received = yield from self.gather(server, cohort)
-        w = self.represented(server["w"], received)
-        if self.hyper.distillation.steps:
-            teachers = {self.name(one.group.capacity): one.models for one in received}
-            result = yield Exchange(
-                self.transfer,
-                {"w": w, "teachers": teachers},
-                POOL,
-                batches=self.hyper.distillation.batches,
-                site="pool",
-            )
-            w = result.up["w"]
+        w = (yield from self.fused({"w": self.represented(server["w"], received)}, received))["w"]
         before = {**server, **{self.name(one.group.capacity): one.mean for one in received}}
         small = {name: self.headed(part, before[name]) for name, part in self.prototypes(w).items()}
         return {"w": w, **small}
@@ -84,19 +60,11 @@ class FedET(ModelFamilies):
         """Representation of one model with the last layer of another."""
         return {name: other[name] if self.layout.axes[name][:1] == (OUTPUTS,) else p for name, p in w.items()}
 
-    def transfer(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Distillation step of the server."""
+    def targets(self, hp: Any, logits: Tensor) -> Tensor:
+        """Returns (2, samples, classes): the one-hot consensus, and predictions that disagree."""
+        labels = consensus(logits).argmax(-1)
+        return torch.stack([F.one_hot(labels, logits.shape[-1]).to(logits.dtype), dissent(logits, labels)])
 
-        def loss(logits: Tensor, batch: Batch) -> Tensor:
-            agreed, dissenting = batch.y.unbind(0)
-            return divergence(agreed, logits, batch) + hp.diversity * divergence(dissenting, logits, batch)
-
-        batches = taught(data.batches("public"), lambda x: targets(ensemble(self.task, down["teachers"], x)))
-        students, value = distil(self.task, {"w": down["w"]}, data, hp.distillation, batches, loss)
-        return students, state, {"distillation_loss": value}
-
-
-def targets(logits: Tensor) -> Tensor:
-    """Targets (2, samples, classes) from the teachers' logits: the one-hot consensus, and predictions that disagree."""
-    labels = consensus(logits).argmax(-1)
-    return torch.stack([F.one_hot(labels, logits.shape[-1]).to(logits.dtype), dissent(logits, labels)])
+    def loss(self, hp: Any, logits: Tensor, batch: Batch) -> Tensor:
+        agreed, dissenting = batch.y.unbind(0)
+        return divergence(agreed, logits, batch) + hp.diversity * divergence(dissenting, logits, batch)

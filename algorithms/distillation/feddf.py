@@ -2,14 +2,17 @@
 Algorithms 1 and 3).
 """
 
+from abc import abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.client_data import Batch, ClientData
 from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, Weighting
 from hedgerow.algorithms.core.pytree import Tree
-from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper
+from hedgerow.algorithms.heterogeneous.model_families import ModelFamilies, ModelFamilyHyper, Received
 from hedgerow.algorithms.objectives.distillation_loss import (
     Distillation,
     distil,
@@ -20,7 +23,44 @@ from hedgerow.algorithms.objectives.distillation_loss import (
 )
 
 
-class FedDF(ModelFamilies):
+class FusedFamilies(ModelFamilies):
+    """Model families whose server distils what the clients return, on public samples, as `hyper.distillation` says.
+
+    Subclasses define the targets and the loss of the students.
+    """
+
+    weighting: ClassVar[Weighting | None] = "samples"
+    needs = ModelFamilies.needs | {"public"}
+
+    @property
+    def public_samples(self) -> int:
+        return min(1, self.hyper.distillation.steps)
+
+    @abstractmethod
+    def targets(self, hp: Any, logits: Tensor) -> Tensor:
+        """Targets of a mini-batch from the teachers' logits: (teachers, samples, classes)."""
+
+    @abstractmethod
+    def loss(self, hp: Any, logits: Tensor, batch: Batch) -> Tensor:
+        """Loss of a student on a mini-batch with targets; 0-d."""
+
+    def fused(self, students: Tree, received: list[Received]) -> Exchanges:
+        """Students that have learnt from the received models."""
+        if not self.hyper.distillation.steps:
+            return students
+        teachers = {self.name(one.group.capacity): one.models for one in received}
+        down, batches = {"students": students, "teachers": teachers}, self.hyper.distillation.batches
+        result = yield Exchange(self.fuse, down, POOL, batches=batches, site="pool")
+        return result.up
+
+    def fuse(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
+        """Distillation step of the server."""
+        batches = taught(data.batches("public"), lambda x: self.targets(hp, ensemble(self.task, down["teachers"], x)))
+        students, loss = distil(self.task, down["students"], data, hp.distillation, batches, partial(self.loss, hp))
+        return students, state, {"distillation_loss": loss}
+
+
+class FedDF(FusedFamilies):
     """Averages the models of each shape, and distils the mean logits of all models into each average [Lin2020].
 
     The number of steps and the learning rate are fixed. The paper takes up to 10^4 steps with a cosine learning rate,
@@ -28,18 +68,11 @@ class FedDF(ModelFamilies):
     models of a round are not dropped either. The scored model is the largest one.
     """
 
-    weighting: ClassVar[Weighting | None] = "samples"
-    needs = ModelFamilies.needs | {"public"}
-
     class Hyper(ModelFamilyHyper):
         temperature: float = Field(
             1.0, gt=0, description="temperature of the teachers' and the students' probabilities"
         )
         distillation: Distillation = Distillation()
-
-    @property
-    def public_samples(self) -> int:
-        return min(1, self.hyper.distillation.steps)
 
     def incompatibility(self) -> str | None:
         if max(self.hyper.capacities) < 1:
@@ -54,31 +87,11 @@ class FedDF(ModelFamilies):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         received = yield from self.gather(server, cohort)
-        students = {**server, **{self.name(one.group.capacity): one.mean for one in received}}
-        if not self.hyper.distillation.steps:
-            return students
-        teachers = {self.name(one.group.capacity): one.models for one in received}
-        result = yield Exchange(
-            self.fuse,
-            {"students": students, "teachers": teachers},
-            POOL,
-            batches=self.hyper.distillation.batches,
-            site="pool",
-        )
-        return result.up
+        averages = {self.name(one.group.capacity): one.mean for one in received}
+        return (yield from self.fused({**server, **averages}, received))
 
-    def fuse(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Distillation step of the server."""
-        batches = taught(
-            data.batches("public"),
-            lambda x: soft_labels(ensemble(self.task, down["teachers"], x).mean(0), hp.temperature),
-        )
-        students, loss = distil(
-            self.task,
-            down["students"],
-            data,
-            hp.distillation,
-            batches,
-            lambda logits, batch: divergence(batch.y, logits, batch, hp.temperature),
-        )
-        return students, state, {"distillation_loss": loss}
+    def targets(self, hp: Any, logits: Tensor) -> Tensor:
+        return soft_labels(logits.mean(0), hp.temperature)
+
+    def loss(self, hp: Any, logits: Tensor, batch: Batch) -> Tensor:
+        return divergence(batch.y, logits, batch, hp.temperature)

@@ -13,7 +13,6 @@ from hedgerow.algorithms.core.messages import Aggregate, Cohort
 from hedgerow.algorithms.core.pytree import stack, tree_map
 from hedgerow.algorithms.core.static_batch_norm import StaticBatchNorm2d
 from hedgerow.algorithms.core.task import Task
-from hedgerow.algorithms.distillation.fed_et import targets
 from hedgerow.algorithms.heterogeneous.model_families import Received
 from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup
 from hedgerow.algorithms.objectives.distillation_loss import (
@@ -124,8 +123,9 @@ def test_whoever_is_sure_weighs_more():
     assert (dissent(logits[1:], torch.tensor([0])) == 0).all()
     # Of two who disagree, the surer one is heard more.
     assert torch.allclose(dissent(logits, torch.tensor([1])), torch.tensor([[(8 * 4 + 0.5) / 8.5, 0.0]]).softmax(-1))
-    assert torch.allclose(targets(logits)[0], torch.tensor([[1.0, 0.0]]))
-    assert torch.isfinite(targets(torch.zeros(2, 1, 3))).all()
+    one = algorithm("fed_et")
+    assert torch.allclose(one.targets(one.hyper, logits)[0], torch.tensor([[1.0, 0.0]]))
+    assert torch.isfinite(one.targets(one.hyper, torch.zeros(2, 1, 3))).all()
 
 
 def test_an_ensemble_is_all_models_of_all_shapes():
