@@ -10,8 +10,7 @@ from typing import Any
 from settings_pages import indented
 
 from hedgerow.platform.runs.statistics import paired
-from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, all_tables
-from hedgerow.searchspaces.extra.verdicts import NOT_RUN, verdict_on, verdicts
+from hedgerow.searchspaces.extra.table_file import FAMILIES, NOT_RUN, PublishedTable, all_tables, verdict_on, verdicts
 
 VERDICTS = (
     "reproduced",

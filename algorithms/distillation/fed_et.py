@@ -14,7 +14,8 @@ from hedgerow.algorithms.core.client_data import Batch
 from hedgerow.algorithms.core.messages import Cohort, Exchanges
 from hedgerow.algorithms.core.pytree import Tree, add, scale, tree_map, zeros_like
 from hedgerow.algorithms.core.task import Params
-from hedgerow.algorithms.heterogeneous.model_families import FusedFamilies, ModelFamilyHyper, Received
+from hedgerow.algorithms.distillation.feddf import FusedFamilies
+from hedgerow.algorithms.heterogeneous.model_families import ModelFamilyHyper, Received
 from hedgerow.algorithms.nn.submodel import OUTPUTS
 from hedgerow.algorithms.objectives.distillation_loss import Distillation, consensus, dissent, divergence
 

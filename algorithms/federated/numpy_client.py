@@ -23,6 +23,7 @@ from hedgerow.algorithms.core.own_code import ImportRefusedError, find, is_own
 from hedgerow.algorithms.core.parts import ContractError, Part
 from hedgerow.algorithms.core.pytree import Tree
 from hedgerow.algorithms.core.task import Task, trainable
+from hedgerow.algorithms.slots.train_mode_rounds import BUFFERS, typed
 
 Scalar = bool | int | float | str
 
@@ -37,10 +38,6 @@ EXAMPLES = "num_examples"
 
 OWN = "@own/"
 """Prefix of the metrics that the clients' own `evaluate` returns."""
-
-
-BUFFERS = "buffers"
-"""Entry of the server state and of messages with the model's buffers, such as the running statistics of batch norm."""
 
 
 class NumPyClients(Algorithm):
@@ -101,7 +98,7 @@ class NumPyClients(Algorithm):
 
     def round(self, server: Tree, cohort: Cohort) -> Exchanges:
         result = yield self._exchange(self.train, server, cohort, weighted_by=EXAMPLES)
-        return {"w": result.up["w"], **({BUFFERS: _typed(result.up[BUFFERS], self.buffers)} if self.buffers else {})}
+        return {"w": result.up["w"], **({BUFFERS: typed(result.up[BUFFERS], self.buffers)} if self.buffers else {})}
 
     def evaluate(self, server: Tree, cohort: Cohort) -> Exchanges:
         test, held_out = yield from super().evaluate(server, cohort)
@@ -183,14 +180,6 @@ def _names(module: nn.Module) -> list[str]:
     names = [parameters.get(id(value), name) for name, value in state]
     buffers = {name for name, _ in module.named_buffers()}
     return [name for name in names if name in buffers or name in parameters.values()]
-
-
-def _typed(means: Tree, like: Tree) -> Tree:
-    """Means with the types of `like`; whole numbers are rounded."""
-    return {
-        name: (value if like[name].is_floating_point() else value.round()).to(like[name].dtype)
-        for name, value in means.items()
-    }
 
 
 def _factory(dotted: str) -> Callable[..., Any]:

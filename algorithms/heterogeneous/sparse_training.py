@@ -72,7 +72,7 @@ class SparseTraining(ByLayers):
     """
 
     weighting: ClassVar[Weighting | None] = "uniform"
-    computed = ("layout", "sizes")
+    computed: ClassVar[tuple[str, ...]] = ("layout", "sizes")
 
     @cached_property
     def sizes(self) -> dict[str, int]:

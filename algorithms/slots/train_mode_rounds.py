@@ -181,9 +181,14 @@ def _averaged(before: Tree, result: Aggregate) -> Tree:
     if not total > 0:
         return before
     mean = {name: (value.double().sum(0) if is_stack else value.double()) / total for name, value in sums.items()}
+    return typed(mean, before)
+
+
+def typed(means: Tree, like: Tree) -> Tree:
+    """Means with the types of `like`; whole numbers are rounded."""
     return {
-        name: (mean[name] if like.is_floating_point() else mean[name].round()).to(like.dtype)
-        for name, like in before.items()
+        name: (means[name] if leaf.is_floating_point() else means[name].round()).to(leaf.dtype)
+        for name, leaf in like.items()
     }
 
 

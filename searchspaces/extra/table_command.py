@@ -17,10 +17,9 @@ from hedgerow.platform.tracking.run_folder import RunFolder, names_in_job
 from hedgerow.platform.tracking.summary import target_label
 from hedgerow.platform.ui.command_output import CommandOutput, print_warning
 from hedgerow.searchspaces.extra.shared_trainings import taken_over, trained, trained_before
-from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, TableRow, all_tables, find_rows
+from hedgerow.searchspaces.extra.table_file import FAMILIES, PublishedTable, TableRow, all_tables, find_rows, verdict_on
 from hedgerow.searchspaces.extra.table_result import RowResult, read_result
 from hedgerow.searchspaces.extra.table_search import RowSearch, row_searches
-from hedgerow.searchspaces.extra.verdicts import verdict_on
 from hedgerow.searchspaces.results.finished_search import FinishedSearch
 from hedgerow.searchspaces.tune.search_command import search_or_resume
 from hedgerow.searchspaces.tune.search_runner import Data, check_search

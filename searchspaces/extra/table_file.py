@@ -27,7 +27,7 @@ method, and the columns after it are metrics.
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import groupby, product
@@ -42,6 +42,8 @@ PAPERS = Path(__file__).parent / "papers"
 FAMILIES = ("feddyn", "pfl", "moml", "fedbio", "comm_fedbio", "fedsep", "fedhen", "side", "disk", "referee", "slots")
 """First parts of the names of tables; each has a file `papers/FAMILY_tables.yaml`."""
 FILE = "_tables.yaml"
+
+NOT_RUN = "not runnable here"
 
 ConfigDict = dict[str, Any]
 """A section of an experiment file."""
@@ -107,6 +109,17 @@ def all_tables() -> list[PublishedTable]:
     return [table for family in FAMILIES for table in family_tables(family).values()]
 
 
+@cache
+def verdicts() -> Mapping[str, Mapping[str, Any]]:
+    """Entries of verdicts.yaml by the names of the tables: claim, verdict, reason, results, and those of rows."""
+    return read_paper(PAPERS / "verdicts.yaml")["tables"]  # type: ignore[no-any-return]
+
+
+def verdict_on(table: str) -> str:
+    """Verdict on a table. A table without an entry was not run."""
+    return verdicts()[table]["verdict"] if table in verdicts() else NOT_RUN
+
+
 def find_rows(name: str) -> tuple[PublishedTable, list[TableRow]]:
     """Finds the table FAMILY/TABLE and its rows, or the row FAMILY/TABLE/ROW. Raises UserError."""
     family, title, row_name = [*name.split("/", 2), "", ""][:3]
@@ -137,7 +150,7 @@ def read_tables(file: Path) -> dict[str, PublishedTable]:
 
 
 def read_paper(file: Path) -> ConfigDict:
-    """Reads PAPER_tables.yaml."""
+    """Reads PAPER_tables.yaml, or the verdicts."""
     return dict(parse_yaml(file.read_text(encoding="utf-8"), lambda line: f"{file}:{line}")[0])
 
 

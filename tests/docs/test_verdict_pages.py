@@ -7,8 +7,7 @@ from statistics import mean
 
 import pytest
 
-from hedgerow.searchspaces.extra.table_file import all_tables
-from hedgerow.searchspaces.extra.verdicts import NOT_RUN, verdict_on, verdicts
+from hedgerow.searchspaces.extra.table_file import NOT_RUN, all_tables, verdict_on, verdicts
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
