@@ -1,24 +1,21 @@
 """Prototypes: clients of different capacities have models of different shapes, and no model is a part of another."""
 
-from abc import abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hedgerow.algorithms.core.client_data import Batch, ClientData
-from hedgerow.algorithms.core.messages import POOL, Cohort, Exchange, Exchanges, Weighting
+from hedgerow.algorithms.core.client_data import ClientData
+from hedgerow.algorithms.core.messages import Cohort, Exchange
 from hedgerow.algorithms.core.pytree import Tree, tree_map
 from hedgerow.algorithms.core.task import Params
 from hedgerow.algorithms.heterogeneous.capacities import CAPACITIES, ByLayers, Capacity, by_capacity
 from hedgerow.algorithms.heterogeneous.partial_training import CapacityGroup
 from hedgerow.algorithms.nn.submodel import submodel_incompatibility
-from hedgerow.algorithms.objectives.distillation_loss import distil, ensemble, taught
 from hedgerow.algorithms.optim.local_sgd import LocalOptimizer, minimize
 
 
@@ -105,40 +102,3 @@ class ModelFamilies(ByLayers):
     def train(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
         w, loss = minimize(self.task.loss, down["w"], data, hp)
         return {"w": w}, state, {"loss": loss}
-
-
-class FusedFamilies(ModelFamilies):
-    """Model families whose server distils what the clients return, on public samples, as `hyper.distillation` says.
-
-    Subclasses define the targets and the loss of the students.
-    """
-
-    weighting: ClassVar[Weighting | None] = "samples"
-    needs = ModelFamilies.needs | {"public"}
-
-    @property
-    def public_samples(self) -> int:
-        return min(1, self.hyper.distillation.steps)
-
-    @abstractmethod
-    def targets(self, hp: Any, logits: Tensor) -> Tensor:
-        """Targets of a mini-batch from the teachers' logits: (teachers, samples, classes)."""
-
-    @abstractmethod
-    def loss(self, hp: Any, logits: Tensor, batch: Batch) -> Tensor:
-        """Loss of a student on a mini-batch with targets; 0-d."""
-
-    def fused(self, students: Tree, received: list[Received]) -> Exchanges:
-        """Students that have learnt from the received models."""
-        if not self.hyper.distillation.steps:
-            return students
-        teachers = {self.name(one.group.capacity): one.models for one in received}
-        down, batches = {"students": students, "teachers": teachers}, self.hyper.distillation.batches
-        result = yield Exchange(self.fuse, down, POOL, batches=batches, site="pool")
-        return result.up
-
-    def fuse(self, hp: Any, down: Tree, state: Tree, data: ClientData) -> tuple[Tree, Tree, dict[str, Any]]:
-        """Distillation step of the server."""
-        batches = taught(data.batches("public"), lambda x: self.targets(hp, ensemble(self.task, down["teachers"], x)))
-        students, loss = distil(self.task, down["students"], data, hp.distillation, batches, partial(self.loss, hp))
-        return students, state, {"distillation_loss": loss}
