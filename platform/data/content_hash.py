@@ -23,7 +23,7 @@ def content_hash(data: Dataset | Partition) -> str:
         value = getattr(data, field.name)
         is_array = isinstance(value, np.ndarray)
         about: list[Any] = [field.name, value.dtype.str, value.shape] if is_array else [field.name, value]
-        digest.update(json.dumps(about, default=_plain).encode())
+        digest.update(json.dumps(about, default=lambda scalar: scalar.item()).encode())
         if is_array:
             digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
@@ -32,7 +32,3 @@ def content_hash(data: Dataset | Partition) -> str:
 def names_hash(names: tuple[str, ...]) -> str | None:
     """SHA-256 of the names of classes, in their order; None if they have none."""
     return hashlib.sha256(json.dumps(names).encode()).hexdigest() if names else None
-
-
-def _plain(value: Any) -> Any:
-    return value.item()

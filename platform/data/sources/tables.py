@@ -258,14 +258,11 @@ def _stacked(values: np.ndarray, column: str, path: Path, key: str) -> np.ndarra
         try:
             return np.stack(list(values))
         except ValueError:
-            raise _uneven(column, path, key) from None
+            raise UserError(
+                f"task.data.{key}: column {column!r} of {path} has lists of different lengths; give every row as many "
+                "numbers"
+            ) from None
     return values
-
-
-def _uneven(column: str, path: Path, key: str) -> UserError:
-    return UserError(
-        f"task.data.{key}: column {column!r} of {path} has lists of different lengths; give every row as many numbers"
-    )
 
 
 def _joined(parts: list[np.ndarray], key: str, path: Path) -> np.ndarray:
