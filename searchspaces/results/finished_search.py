@@ -47,6 +47,7 @@ from hedgerow.searchspaces.results.trials import (
     trial_labels,
     trial_table,
 )
+from hedgerow.searchspaces.spaces.packing import COPIED
 from hedgerow.searchspaces.spaces.search_file import SearchSpec, read_search
 from hedgerow.searchspaces.spaces.space import with_overrides
 
@@ -277,7 +278,7 @@ class FinishedSearch:
     def work_sentences(self) -> list[str]:
         """Sentences about the work of the trials against that of a full grid, and of `search.budget`."""
         rounds, known = self.spec.experiment.rounds, len(self.spec.configurations) or self.spec.search.samples or 1
-        ran = sum(len(trial.records) for trial in self.trials)
+        ran = sum(trial.trained for trial in self.trials)
         share = percent(ran / (known * rounds))
         work = [f"Work: {ran} rounds, {share} of a full grid ({known} trial{'s' * (known > 1)} of {rounds} rounds)."]
         note = self.folder.record().get("budget")
@@ -498,6 +499,7 @@ def read_trials(folder: RunFolder) -> list[Trial]:
             RunLog(expert.metrics).read(),
             expert.status,
             "; ".join(record.get("diverged", [])),
+            record.get(COPIED, 0),
         )
         for expert in experts
         if expert.exists

@@ -39,7 +39,8 @@ class Trial:
 
     overrides: the searched keys of the experiment file, dotted, and their values.
     records: the run's rounds as in its metrics.jsonl; empty if it failed before its first round. diverged: sentence
-    about it, empty if the run did not diverge.
+    about it, empty if the run did not diverge. copied: rounds among the records that it has from copies, beyond those
+    that it trained itself; negative if it trained rounds that a copy replaced.
     """
 
     name: str
@@ -47,6 +48,12 @@ class Trial:
     records: list[RoundRecord]
     status: str = "finished"
     diverged: str = ""
+    copied: int = 0
+
+    @property
+    def trained(self) -> int:
+        """Number of rounds that it trained itself."""
+        return len(self.records) - self.copied
 
     @property
     def is_sound(self) -> bool:

@@ -10,9 +10,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.finished_search import read_trials
-from hedgerow.searchspaces.results.trials import Trial, expert_folder
+from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.budget_section import Budget
-from hedgerow.searchspaces.spaces.packing import COPIED
 from hedgerow.searchspaces.tune.callbacks import SearchCallback
 from hedgerow.searchspaces.tune.purse import IS_SPENT, ClientRounds, Purse
 
@@ -43,7 +42,7 @@ class SearchBudget(tune.Stopper):
         if budget.client_rounds is not None:
             if note:
                 # The note of a search that was killed may be older than the last rounds of its trials.
-                self._before = max(self._before, sum(_trained(folder, trial) for trial in read_trials(folder)))
+                self._before = max(self._before, sum(map(_client_rounds, read_trials(folder))))
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             actor: Any = ray.remote(ClientRounds).options(num_cpus=0, scheduling_strategy=here)
             counter = actor.remote(self._before, budget.client_rounds)
@@ -101,8 +100,6 @@ class SearchBudget(tune.Stopper):
         return True
 
 
-def _trained(folder: RunFolder, trial: Trial) -> int:
-    """Client rounds that a trial has trained itself: of its rounds, without those that it has only from copies."""
-    rounds = len(trial.records)
-    own = rounds - expert_folder(folder.path, int(trial.name)).record().get(COPIED, 0)
-    return sum(record["participants"] for record in trial.records) * own // max(1, rounds)
+def _client_rounds(trial: Trial) -> int:
+    """Client rounds of the rounds that a trial trained itself."""
+    return sum(record["participants"] for record in trial.records) * trial.trained // max(1, len(trial.records))

@@ -31,6 +31,7 @@ from hedgerow.platform.storage.checkpoint import DamagedCheckpoint
 from hedgerow.platform.storage.history import RoundRecord
 from hedgerow.platform.storage.run_lock import Claim
 from hedgerow.platform.tracking.run_folder import RunFolder
+from hedgerow.platform.tracking.tracker import RunLog
 from hedgerow.searchspaces.hedge.deployment import is_due, keep_round
 from hedgerow.searchspaces.results.trials import expert_folder
 from hedgerow.searchspaces.spaces.packing import COPIED, COPIES, LINEAGE, members
@@ -214,7 +215,7 @@ class FederatedTrainable(tune.Trainable):
         run = self.coordinator
         for i, (member, token) in enumerate(zip(self.members, tokens, strict=True)):
             if token["folder"] != str(member.folder.path) and member.folder.record().get(COPIES, 0) < self.copies:
-                checkpoint, trained = Path(token["checkpoint"]), run.servers[i].round
+                checkpoint, trained = Path(token["checkpoint"]), len(RunLog(member.folder.metrics).read())
                 try:
                     run.load(i, checkpoint)
                 except DamagedCheckpoint:
@@ -228,8 +229,8 @@ class FederatedTrainable(tune.Trainable):
         self.position = min(member.reported for member in self.members)
 
     def _become(self, variant: int, member: TrialRun, trained: int) -> None:
-        """Write the configuration and the origin of a model that was copied to the trial's run folder. trained: round
-        of the model before.
+        """Write the configuration and the origin of a model that was copied to the trial's run folder. trained: rounds
+        of the model before, with those after its last checkpoint.
         """
         server = self.coordinator.servers[variant]
         member.folder.experiment.write_text(dump_experiment(member.experiment))

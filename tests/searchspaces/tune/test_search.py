@@ -301,7 +301,7 @@ class TestSweeps:
 
     @pytest.mark.exhaustive("processes")
     def test_population_based_training_copies_the_better_trials(self, tmp_path):
-        kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5}
+        kind = {"kind": "pbt", "interval": 2, "report_every": 2, "quantile": 0.5, "budget": {"client_rounds": 1000}}
         # Room for one at a time: they take turns, so each sees what the other has reached.
         alone = {"cpus_per_actor": 3}
         space = {"algorithm.lr": [0.0001, 0.3]}
@@ -327,6 +327,10 @@ class TestSweeps:
             assert last.splitlines() == [*rounds, "end finished"]
             assert len(before) == len(record.get("lineage", []))
             assert all(one.endswith("end stopped\n") for one in before)
+        # Work is what the trials trained, with rounds that copies replaced and without those that came from them.
+        spent, cohort = finished.folder.record()["budget"]["spent"], finished.trials[0].records[0]["participants"]
+        assert finished.work_sentences[0].startswith(f"Work: {spent // cohort} rounds,")
+        assert spent > 2 * ROUNDS * cohort
         client, runs = runs_of(finished)
         children = [found for found in runs if "expert" in found.data.tags]
         assert len(children) == 2
