@@ -406,6 +406,22 @@ def test_the_settings_of_a_trial_have_its_configuration(tmp_path):
     assert CALLS == [("search/000", 0.01), ("search/001", 0.3)]
 
 
+def test_a_logger_of_a_resumed_trial_receives_the_rounds_before_as_its_history(tmp_path):
+    """A resumed trial reports them again, for the scheduler. A copy of another trial's model begins with round 1."""
+    trial = expert_folder(tmp_path / "search", 0).path
+    trial.parent.mkdir(parents=True)
+    alone = run(experiment(tmp_path, rounds=2))
+    alone.folder.update(overrides={})
+    alone.folder.path.rename(trial)
+    loggers = TrialLoggers(trial.parents[1], plan(tmp_path, tracking__also=["deciding_loggers.Diary"]), CALLS.append)
+    for record in [*alone.records, {"round": 3}]:
+        loggers.round(0, record)
+    loggers.end(0, "stopped")
+    loggers.round(0, {"round": 1})
+    assert (trial / "diary.txt").read_text().splitlines() == ["start 1 2", "log 3", "end stopped", "start", "log 1"]
+    assert CALLS == []
+
+
 @pytest.mark.parametrize(
     ("also", "said"),
     [
