@@ -283,7 +283,7 @@ FAULTS = [
     Fault(
         "the budget of a search counts the rounds that a kill has kept from its notes",
         "searchspaces/tune/search_budget.py",
-        "max(self._before, sum(_trained(folder, trial) for trial in read_trials(folder)))",
+        "max(self._before, sum(map(_client_rounds, read_trials(folder))))",
         "self._before",
         "tests/searchspaces/tune/test_search_budget.py",
     ),
