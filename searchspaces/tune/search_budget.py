@@ -11,7 +11,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hedgerow.platform.tracking.run_folder import RunFolder
 from hedgerow.searchspaces.results.finished_search import read_trials
 from hedgerow.searchspaces.results.trials import Trial
-from hedgerow.searchspaces.results.trials import Trial
 from hedgerow.searchspaces.spaces.search_section import Budget
 from hedgerow.searchspaces.tune.callbacks import SearchCallback
 from hedgerow.searchspaces.tune.purse import IS_SPENT, ClientRounds, Purse
