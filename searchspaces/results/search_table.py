@@ -70,14 +70,14 @@ class SearchTable:
         if self.console.is_terminal:
             self._live.start()
         else:
-            print_line(self.console, self.name, f"{len(self.labels)} trials of {self.rounds} rounds")
+            self._print(f"{len(self.labels)} trials of {self.rounds} rounds")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
         elif self._hedge is None and self._done > self._printed:
-            print_line(self.console, self.name, self._sweep_line())
+            self._print(self._sweep_line())
 
     def trial(self, index: int, record: RoundRecord) -> None:
         """Record a round of one trial."""
@@ -93,7 +93,7 @@ class SearchTable:
         tenth = len(self.labels) * self.rounds / 10
         if not self.console.is_terminal and self._hedge is None and self._done // tenth > self._printed // tenth:
             self._printed = self._done
-            print_line(self.console, self.name, self._sweep_line())
+            self._print(self._sweep_line())
 
     def state(self, index: int, text: str) -> None:
         """Set the state of one trial, such as running, waiting, finished or failed."""
@@ -109,16 +109,17 @@ class SearchTable:
         tenth = round_ in (1, self.rounds) or round_ % max(1, self.rounds // 10) == 0
         if tenth and not self.console.is_terminal:
             leader = self._order()[0]
-            print_line(
-                self.console,
-                self.name,
+            self._print(
                 f"round {round_}/{self.rounds}  {self._figures(record)}  "
                 f"leader {self.labels[leader]} (weight {percent(record['next_weights'][leader])}){self._left()}",
             )
 
     def note(self, text: str) -> None:
         """Show a message about work after the last round."""
-        print_line(self.console, self.name, text)
+        self._print(text)
+
+    def _print(self, line: str) -> None:
+        print_line(self.console, self.name, line)
 
     def _sweep_line(self) -> str:
         line = f"{self._done}/{len(self.labels) * self.rounds} rounds of {len(self.labels)} trials{self._left()}"
