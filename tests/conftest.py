@@ -8,6 +8,7 @@ import tempfile
 from collections import defaultdict
 from zlib import crc32
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,6 +17,10 @@ os.environ.setdefault("HEDGEROW_CACHE", tempfile.mkdtemp(prefix="hedgerow-test-c
 # Ray's workers have low priority by default, so the computations of another test process could starve them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 torch.set_num_threads(1)
+# The same examples each time, on a machine of any speed.
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.load_profile("tests")
 # The modules of all tests create millions of lasting objects: collections skip them (see pytest_collection_finish).
 gc.disable()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from bad_files import BAD_FILES, GOOD, add, change
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.api import _values
@@ -396,7 +396,6 @@ def paths(values: dict[str, Any], prefix: tuple[str, ...] = ()) -> list[tuple[st
     return here + [path for found in deeper for path in found]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_junk_parses_or_is_refused_in_one_sentence(data):
     values = deepcopy(FULL)
@@ -424,7 +423,6 @@ def test_junk_parses_or_is_refused_in_one_sentence(data):
         assert parse_experiment(experiment.model_dump()) == experiment
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("abe01-+.:,'\"[]{}&*!#%@|>?\t\n \\=<x\u2028\ufeff"), max_size=30))
 def test_any_text_parses_or_is_refused_in_one_sentence(tmp_path_factory, text):
     path = write(tmp_path_factory.getbasetemp(), GOOD)

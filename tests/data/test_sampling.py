@@ -10,7 +10,7 @@ from hedgerow.platform.data.sampling import draw_batches, keyed_hash, sample_cli
 KEY = (0, 1, 0, "train")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, 23), min_size=1, max_size=6),
     size=st.one_of(st.none(), st.integers(1, 9)),

@@ -81,7 +81,7 @@ def test_many_pairs_are_drawn_and_no_p_is_0():
     assert sign_flips(noise) == pytest.approx(paired(noise).p, abs=0.03)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=8), st.floats(0.5, 2))
 def test_neither_sign_nor_scale_changes_a_p(differences, scale):
     one, other = paired(differences), paired([-scale * d for d in differences])

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses import Losing, coordinator, experiment, outcome
 
@@ -53,7 +53,7 @@ def test_lost_calls_change_nothing_and_each_is_reported_once(name, late, tmp_pat
     calm = outcome(coordinator(chosen, folder("calm") / "run", workers=2))
 
     @given(lost=st.sets(st.integers(1, 60), max_size=12))
-    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=6)
     def check(lost):
         times = Counter()
 

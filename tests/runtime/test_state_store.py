@@ -134,7 +134,7 @@ def check_against_reference(make, actions, folder: Path) -> None:
 
 @pytest.mark.parametrize("make", [StateStore, on_disk])
 @given(actions=ACTIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_mapped_file_equals_a_dictionary_of_trees(make, tmp_path_factory, actions):
     check_against_reference(make, actions, tmp_path_factory.mktemp("checkpoints"))
 
@@ -146,7 +146,7 @@ def test_objects_of_ray_equal_a_dictionary_of_trees(large, ray_here, tmp_path_fa
     monkeypatch.setattr(object_states, "LARGE", large)
 
     @given(actions=ACTIONS)
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10)
     def check(actions):
         check_against_reference(in_objects, actions, tmp_path_factory.mktemp("checkpoints"))
 
