@@ -128,8 +128,8 @@ if ((code > 128)); then
     # The signal may have come when the command had just ended.
     wait "$command" && code=0 || { ended=$?; ((ended == 127)) || code=$ended; }
 fi
-# After TERM while it connects, Ray exits with the number of the signal.
-[[ -z $stopping || $code != 15 ]] || code=143
+# After TERM while it connects, Ray exits with the number of the signal, or crashes (SIGABRT, SIGSEGV).
+[[ -z $stopping || ! $code =~ ^(15|134|139)$ ]] || code=143
 
 kill -USR2 "$ray" 2>/dev/null || true
 for _ in {1..30}; do
